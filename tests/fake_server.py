@@ -31,12 +31,14 @@ CHANGES = ("mkdir", "rename", "replace", "rmdir", "unlink")
 class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # it has no types
     """Loads models from a repository's files; it never has a version that another one still needs.
 
-    `loaded` has the versions by model, and `counts` the samples of its metrics page.
+    `loaded` has the versions by model, `configs` the configs they were loaded with, and `counts` the samples
+    of its metrics page.
     """
 
     def __init__(self, repository: Path) -> None:
         self.repository = repository
         self.loaded: dict[str, set[int]] = {}
+        self.configs: dict[str, str] = {}
         self.counts = Counter[str]()
         self._in_use: dict[str, str] = {}
         for folder in sorted(model_folders(repository), key=lambda each: "ensemble" in _text(each)):
@@ -54,6 +56,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             if not folder.is_dir() or not (networks or (folder / "model.onnx").stat().st_size > 20):
                 raise OperationFailed(f"'{model}' has no version {version}")
         self.loaded[model] = {*versions}
+        self.configs[model] = _text(self.repository / model)
 
     def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         try:
@@ -64,6 +67,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         self.loaded.pop(request.model_name, None)
+        self.configs.pop(request.model_name, None)
         return service_pb2.RepositoryModelUnloadResponse()
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:

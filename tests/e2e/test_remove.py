@@ -9,11 +9,12 @@ from PIL import Image
 
 from nereid import Classifier, ClassifierError
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.add import AddRequest, add
+from nereid.base.files import state_folder
+from nereid.models.publish.add import AddProposal, AddRequest, add
 from nereid.models.publish.remove import reload, remove
 from nereid.server.control import Control
 from tests.pictures import save
-from tests.publishing import record_of, store_published
+from tests.publishing import contents, record_of, store_published
 from tests.routes import serve_routes, wait_until
 from tests.user_networks import UserNetwork
 
@@ -77,6 +78,29 @@ def test_model_whose_folder_was_deleted_by_hand(site, file, tmp_path):
 
     with Classifier(record.url("grpc"), model="lost") as classifier, pytest.raises(ClassifierError):
         classifier.classify(PHOTO)
+
+
+def test_refused_replacement_leaves_the_old_model(site, file, tmp_path):
+    repository, record = site
+    add(repository, AddRequest(file, "kept", SCALE, profiles=("cpu",)), record)
+    with Classifier(record.url("grpc"), model="kept") as classifier:
+        expected, before = classifier.classify(PHOTO), contents(repository)
+        loaded = Control(record).ready_versions()
+        onnx.save(UserNetwork(weights=2).build(), tmp_path / "other.onnx")
+        other = AddRequest(tmp_path / "other.onnx", "kept", SCALE, profiles=("cpu",), is_replacing=True)
+
+        def damage(proposal: AddProposal) -> bool:
+            """Break what was examined, so that only the server refuses it."""
+            (config,) = state_folder(repository).glob("*/new/kept_v1/configs/cpu.pbtxt")
+            config.write_text(config.read_text().replace('"kept_network"', '"nobody"'))
+            return True
+
+        with pytest.raises(OperationFailed, match=r"was undone: .*nobody"):
+            add(repository, other, record, confirm=damage)
+
+        assert contents(repository) == before
+        assert Control(record).ready_versions() == loaded
+        assert classifier.classify(PHOTO).labels == expected.labels
 
 
 def test_edited_config_is_taken_after_a_reload(site, file, tmp_path):

@@ -18,7 +18,7 @@ from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.engine import locked_repository, opened_journal
 from nereid.models.publish.publisher import publish, retire
 from nereid.models.publish.remove import remove
-from nereid.models.routes.target import find_route, read_state
+from nereid.models.routes.target import find_route, find_routes, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import FakeServer, Killed, killed_at, running
 from tests.publishing import (
@@ -31,6 +31,7 @@ from tests.publishing import (
     contents,
     store_published,
 )
+from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.process
 Report = Callable[[str], None]
@@ -64,7 +65,10 @@ def state(repository: Path) -> tuple[dict[str, str], dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory) -> dict[str, Path]:
-    """Folders with a repository and its journal: before all, after a publication, and after an addition."""
+    """Folders with a repository and its journal: before all, and after a publication or an addition.
+
+    In `replaced`, another network has replaced the added one.
+    """
     base = tmp_path_factory.mktemp("trees")
     store_published(base / "before" / "models", ONLY_FIRST)
     for name in ("published", "added"):
@@ -72,14 +76,18 @@ def trees(tmp_path_factory) -> dict[str, Path]:
     publish(base / "published" / "models", NET, candidate(base, 2), None, OTHER_ANSWERS)
     onnx.save(classifier(), base / "small.onnx")
     add(base / "added" / "models", AddRequest(base / "small.onnx", "small", {"preset": "imagenet"}), None)
-    return {name: base / name for name in ("before", "published", "added")}
+    shutil.copytree(base / "added", base / "replaced")
+    onnx.save(UserNetwork().build(), base / "other.onnx")
+    other = AddRequest(base / "other.onnx", "small", {"preset": "imagenet"}, is_replacing=True)
+    add(base / "replaced" / "models", other, None)
+    return {name: base / name for name in ("before", "published", "added", "replaced")}
 
 
 def committed(before: Path, done: Path, folder: Path) -> Path:
     """Make the state in which an operation has its line `commit`, and no action is done."""
     shutil.copytree(before, folder)
     log = files.state_folder(folder / "models")
-    shutil.copytree(files.state_folder(done / "models"), log)
+    shutil.copytree(files.state_folder(done / "models"), log, dirs_exist_ok=True)
     path = log / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
@@ -94,12 +102,15 @@ def committed(before: Path, done: Path, folder: Path) -> Path:
     return folder
 
 
-def failed(begin: Path, folder: Path) -> Path:
-    """Make the state in which all actions of an operation are done, and have to be undone."""
+def failed(begin: Path, folder: Path, last: str) -> Path:
+    """Make the state in which all actions of an operation are done, and have to be undone.
+
+    The progress of the last action begins with `last`.
+    """
     shutil.copytree(begin, folder)
 
     def kill(line: str) -> None:
-        if line.startswith(f"{ROUTE}: generation"):
+        if line.startswith(last):
             raise Killed
 
     with contextlib.suppress(Killed), locked_repository(folder / "models", None, kill):
@@ -115,9 +126,17 @@ def start(trees, tmp_path) -> Callable[[str], Site]:
         begin = {
             "publish": lambda: committed(trees["before"], trees["published"], tmp_path / "begin"),
             "undo": lambda: failed(
-                committed(trees["before"], trees["published"], tmp_path / "commit"), tmp_path / "begin"
+                committed(trees["before"], trees["published"], tmp_path / "commit"),
+                tmp_path / "begin",
+                f"{ROUTE}: generation",
             ),
             "add": lambda: committed(trees["before"], trees["added"], tmp_path / "begin"),
+            "replace": lambda: committed(trees["added"], trees["replaced"], tmp_path / "begin"),
+            "undo_replace": lambda: failed(
+                committed(trees["added"], trees["replaced"], tmp_path / "commit"),
+                tmp_path / "begin",
+                "small: added",
+            ),
             "retire": lambda: trees["published"],
             "remove": lambda: trees["added"],
         }[command]()
@@ -145,12 +164,15 @@ ENDS = {
     "retire": ("before", "published"),
     "add": ("added", "added"),
     "remove": ("before", "added"),
+    "replace": ("replaced", "replaced"),
+    "undo_replace": ("added", "added"),
 }
+SLOW = ("add", "remove", "undo_replace")
 
 
 @pytest.mark.parametrize(
     ("command", "ends"),
-    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] in ("add", "remove"))) for row in ENDS.items()],
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] in SLOW)) for row in ENDS.items()],
     ids=ENDS,
 )
 def test_killed_command_is_finished_or_undone(start, trees, command, ends):
@@ -203,7 +225,7 @@ def die() -> None:
     raise Killed
 
 
-SERVED = {"publish": {1, 2}, "undo": {1}, "retire": {1}}
+SERVED = {"publish": {1, 2}, "undo": {1}, "retire": {1}, "replace": {1}, "undo_replace": {1}}
 
 
 @pytest.mark.parametrize("dies", ["command", "server"])
@@ -228,6 +250,9 @@ def test_server_follows_a_killed_command(start, trees, command, versions, dies, 
 
             assert server.loaded[NET] == versions, number
             assert server.loaded.keys() >= {f"{NET}_v{version}" for version in versions}
-            assert read_state(find_route(site.models)).sha256 in server.page()
+            for location in find_routes(site.models):
+                assert read_state(location).sha256 in server.page()
             assert state(site.models) == state(trees[ENDS[command][0]] / "models")
+            fresh = FakeServer(site.models)
+            assert (server.loaded, server.configs) == (fresh.loaded, fresh.configs), number
     assert number >= 3

@@ -3,11 +3,14 @@
 import onnx
 import pytest
 
+from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
+from nereid.models.routes.target import find_route, read_state
 from nereid.repository.check import check
+from tests.fake_server import FakeServer, running
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, write_route
 from tests.routes import variant
 from tests.user_networks import UserNetwork
@@ -19,6 +22,10 @@ pytestmark = pytest.mark.process
 def file(tmp_path):
     onnx.save(classifier(), tmp_path / "new.onnx")
     return tmp_path / "new.onnx"
+
+
+def staged(repository) -> set[str]:
+    return {path.name for path in files.state_folder(repository).iterdir()}
 
 
 def request(file, **more) -> AddRequest:
@@ -34,6 +41,57 @@ def test_removal_undoes_the_addition(repository, file):
 
     assert gone == ("small_network", "small_preprocess", "small_v1", "small_v2", "small")
     assert contents(repository) == before
+
+
+class Picky(FakeServer):
+    """Refuses one load: the one that makes `accepted` negative; and all loads of `refused`."""
+
+    accepted, refused = 10**6, ""
+
+    def _load(self, model: str) -> None:
+        self.accepted -= 1
+        if self.accepted == -1 or model == self.refused:
+            raise OperationFailed("out of memory")
+        super()._load(model)
+
+
+@pytest.fixture
+def other(tmp_path):
+    onnx.save(UserNetwork().build(), tmp_path / "other.onnx")
+    return tmp_path / "other.onnx"
+
+
+@pytest.mark.parametrize("accepted", range(4))
+def test_refused_replacement_leaves_the_old_model(accepted, repository, file, other):
+    """Whichever new model is refused, files, route and versions stay, on the disk and in the server."""
+    add(repository, request(file), None)
+    publish(repository, "small", file, None, OTHER_ANSWERS)
+    server, before = Picky(repository), contents(repository)
+    was, server.accepted = (dict(server.loaded), dict(server.configs)), accepted
+
+    with running(server) as record, pytest.raises(OperationFailed, match=r"was undone: .* out of memory"):
+        add(repository, request(other, is_replacing=True), record)
+
+    assert contents(repository) == before
+    assert (server.loaded, server.configs) == was
+    assert read_state(find_route(repository, "small")).sha256 in server.page()
+    assert staged(repository) == {"journal.jsonl", "reserve"}
+
+
+def test_refused_old_model_is_reported_after_a_refused_replacement(repository, file, other):
+    """It may never have been loaded, so it does not keep the next command from running."""
+    add(repository, request(file), None)
+    server, before, lines = Picky(repository), contents(repository), []
+    server.refused = "small"
+
+    with running(server) as record:
+        with pytest.raises(OperationFailed, match=r"was undone: .* out of memory"):
+            add(repository, request(other, is_replacing=True), record, lines.append)
+        assert contents(repository) == before
+        assert {"small_network", "small_v1"} <= server.loaded.keys()
+        (line,) = [line for line in lines if line.startswith("small: cannot be loaded again: ")]
+        assert line.endswith("out of memory; fix: nereid reload small")
+        assert "small" in remove(repository, "small", record)
 
 
 def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, file):
@@ -67,19 +125,18 @@ def test_unknown_name_lists_the_known_ones(repository):
         remove(repository, "nobody", None)
 
 
-def test_replacement(repository, file, tmp_path):
+def test_replacement(repository, file, other, tmp_path):
     add(repository, request(file), None)
     publish(repository, "small", file, None, OTHER_ANSWERS)
     before = contents(repository)
-    onnx.save(UserNetwork().build(), tmp_path / "other.onnx")
     (tmp_path / "labels.txt").write_text("only one\n")
 
-    other = request(tmp_path / "other.onnx", labels=tmp_path / "labels.txt", is_replacing=True)
     with pytest.raises(OperationFailed):
-        add(repository, other, None)
+        add(repository, request(other, labels=tmp_path / "labels.txt", is_replacing=True), None)
     assert contents(repository) == before
 
-    add(repository, request(tmp_path / "other.onnx", is_replacing=True), None)
+    add(repository, request(other, is_replacing=True), None)
     assert not (repository / "small_v2").exists()
+    assert staged(repository) == {"journal.jsonl", "reserve"}
     assert "dims: [ 3, 16, 16 ]" in (repository / "small_network" / "config.pbtxt").read_text()
     assert [each for each in check(repository) if each.verdict == "fail"] == []

@@ -1,6 +1,7 @@
 """The drop folder: complete entries, publications, and moves; no test sleeps."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -108,6 +109,23 @@ def drop(tmp_path):
     watched = Drop(folder)
     yield watched
     watched.close()
+
+
+@pytest.fixture
+def at_rename(monkeypatch):
+    """Give a function that sets what happens just before the next rename."""
+
+    def arrange(act) -> None:
+        rename = os.rename
+
+        def once(source, target) -> None:
+            monkeypatch.setattr(os, "rename", rename)
+            act()
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", once)
+
+    return arrange
 
 
 def contents(path: Path) -> dict[str, str]:
@@ -303,7 +321,7 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
     drop.publisher.during = lambda: None
     given = [] if failures else [("net", "a")]
     assert (drop.published, drop.reported) == (given, [])
-    assert [name for name in drop.visible if not name.endswith(".reason.txt")] == []
+    assert drop.visible == {}
 
     drop.write("net.onnx", "a")
     drop.wait()
@@ -487,7 +505,7 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
         lambda path: path.symlink_to(path.parents[1]),
         "'rejected' is a link",
     ),
-    file=("published", [], Path.touch, "["),
+    file=("published", [], Path.touch, "File exists"),
 )
 def test_entry_that_cannot_be_moved_stays_and_is_handled_once(name, failures, make, reason, drop):
     make(drop.folder / name)
@@ -502,6 +520,85 @@ def test_entry_that_cannot_be_moved_stays_and_is_handled_once(name, failures, ma
     assert ((drop.folder / "net.onnx").exists(), {*drop.folder.parent.iterdir()}) == (True, before)
     (line,) = drop.reported
     assert line.startswith(f"net.onnx: cannot be moved to '{name}' and stays: {reason}")
+
+
+REJECTED_NAME = "net-20261121T123005Z"
+
+
+@cases(
+    "plant",
+    link=lambda path, other: path.symlink_to(other),
+    dangling_link=lambda path, other: path.symlink_to(other.with_name("new")),
+    hard_link=lambda path, other: path.hardlink_to(other),
+    pipe=lambda path, other: os.mkfifo(path),
+)
+def test_reason_is_not_written_through_a_planted_file(drop, tmp_path, plant):
+    """The time is easily guessed, so whoever may write the folder can take the name of the reason first."""
+    (other := tmp_path / "other").write_text("precious")
+    (drop.folder / "rejected").mkdir()
+    planted = drop.folder / "rejected" / f"{REJECTED_NAME}.onnx.reason.txt"
+    plant(planted, other)
+    drop.publisher.failures = [OperationFailed("no")]
+    drop.write("net.onnx", "a")
+
+    drop.wait()
+
+    planted.unlink()
+    assert (other.read_text(), (tmp_path / "new").exists()) == ("precious", False)
+    moved = {f"{REJECTED_NAME}-2.onnx": "a", f"{REJECTED_NAME}-2.onnx.reason.txt": "no\n"}
+    assert contents(drop.folder / "rejected") == moved
+    assert (drop.reported, drop.announced) == ([], ["net.onnx: rejected: no"])
+
+
+def test_reason_is_not_written_through_a_link_of_the_last_moment(drop, tmp_path, at_rename):
+    (other := tmp_path / "other").write_text("precious")
+    planted = drop.folder / "rejected" / f"{REJECTED_NAME}.onnx.reason.txt"
+    at_rename(lambda: planted.symlink_to(other))
+    drop.publisher.failures = [OperationFailed("no")]
+    drop.write("net.onnx", "a")
+
+    drop.wait()
+
+    assert other.read_text() == "precious"
+    assert drop.visible[f"rejected/{REJECTED_NAME}.onnx"] == "a"
+    assert drop.reported == ["net.onnx: cannot write the reason of its rejection: File exists"]
+    assert drop.announced == ["net.onnx: rejected: no"]
+
+
+@pytest.mark.parametrize("where", ["rejected", "published"])
+def test_folder_that_becomes_a_link_is_not_followed(drop, tmp_path, where, at_rename):
+    """Whoever may write the folder can replace its folders between any two steps."""
+    (outside := tmp_path / "outside").mkdir()
+    (drop.folder / where).mkdir()
+
+    def swap_folder() -> None:
+        (drop.folder / where).rename(drop.folder / ".moved")
+        (drop.folder / where).symlink_to(outside)
+
+    at_rename(swap_folder)
+    drop.publisher.failures = [OperationFailed("no")] if where == "rejected" else []
+    drop.write("net.onnx", "a")
+
+    drop.wait()
+
+    assert [*outside.iterdir()] == []
+    assert "a" in contents(drop.folder / ".moved").values()
+
+
+def test_entry_that_cannot_be_moved_leaves_no_reason(drop, at_rename):
+    def fail() -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    at_rename(fail)
+    drop.publisher.failures = [OperationFailed("no")]
+    drop.write("net.onnx", "a")
+
+    drop.wait()
+
+    assert drop.visible == {"net.onnx": "a"}
+    (line,) = drop.reported
+    assert line.startswith("net.onnx: cannot be moved to 'rejected' and stays: ")
+    assert line.endswith("Invalid cross-device link")
 
 
 def test_rejected_link_is_tried_again_with_other_limits_only(drop):

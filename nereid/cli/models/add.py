@@ -184,7 +184,7 @@ def add(
         ),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="First remove all versions of the models of that name.")
+        bool, typer.Option("--replace", help="Replace all versions of the models of that name.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Add the model without asking.")] = False,
     as_json: AsJson = False,

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 READY_S, POLL_S = 60.0, 0.05
 # A request that chose a variant just before its removal reaches its model within this time.
 DRAIN_S = 1.0
+# `SetAside` moves models to the first folder of the staging folder, and renames it before they return.
+ASIDE, BACK = "aside", "back"
 ROUTE_S = 30.0
 PROBE = {PROBE_HEADER: "1"}
 
@@ -48,8 +50,9 @@ class VariantInUse(OperationFailed):
 class Workspace:
     """The repository of an operation, its staging folder, and the running server.
 
-    `staging` contains `new` (what comes into the repository), `old` (what was taken out) and `before` (files
-    in their former state). `record` is None if no server runs. `report` receives progress lines.
+    `staging` contains `new` (what comes into the repository), `old` (what was taken out), `aside` (what is
+    being replaced) and `before` (files in their former state). `record` is None if no server runs. `report`
+    receives progress lines.
     """
 
     repository: Path
@@ -92,10 +95,11 @@ class Install(Struct, frozen=True, tag=True):
     def undo(self, workspace: Workspace) -> None:
         """Move the path out of the repository atomically, and unload it from a server that has loaded it.
 
-        Staged files were never installed: a path of that name in the repository is not ours, and stays.
+        Staged files were never installed: a path of that name in the repository is not ours, and stays. So
+        does one that `SetAside` has put back.
         """
         source, target = workspace.repository / self.path, workspace.staging / "old" / self.path
-        if (workspace.staging / "new" / self.path).exists():
+        if (workspace.staging / "new" / self.path).exists() or (workspace.staging / BACK).exists():
             return
         if source.exists():
             shutil.rmtree(target, ignore_errors=True)
@@ -105,6 +109,59 @@ class Install(Struct, frozen=True, tag=True):
         elif self.model and workspace.control:
             workspace.control.unload(self.model)
         workspace.report(f"{self.path}: removed from the repository")
+
+
+class SetAside(Struct, frozen=True, tag=True):
+    """Move models that are replaced out of the repository; they are deleted when the operation is done.
+
+    It precedes the actions that install their successors, and is undone after those.
+
+    Args:
+        models: in the order of their loading; the last one is the public name.
+        files: those of its route.
+    """
+
+    models: tuple[str, ...]
+    files: tuple[str, ...] = ()
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        *behind, last = self.models
+        return (*behind, *self.files, last)
+
+    def do(self, workspace: Workspace) -> None:
+        """Move each path atomically, the public name first, and unload the models from a server."""
+        for path in reversed(self._paths):
+            source, target = workspace.repository / path, workspace.staging / ASIDE / path
+            if source.exists():
+                if target.exists():
+                    continue  # a successor has its place
+                files.move(source, target)
+            if path in self.models and workspace.control:
+                workspace.control.unload(path)
+            workspace.report(f"{path}: set aside")
+
+    def undo(self, workspace: Workspace) -> None:
+        """Move all paths back, and load the models again; one that the server refuses is reported."""
+        aside, back = workspace.staging / ASIDE, workspace.staging / BACK
+        if aside.exists():
+            files.move(aside, back)
+        for path in self._paths:
+            if (back / path).exists():
+                files.move(back / path, workspace.repository / path)
+                workspace.report(f"{path}: back in the repository")
+        for model in self.models:
+            self._load_again(workspace, model)
+
+    def _load_again(self, workspace: Workspace, model: str) -> None:
+        control = workspace.control
+        if control is None or not _is_used(workspace, control, model):
+            return
+        try:
+            control.load(model)
+            _wait(lambda: model in control.ready_versions(), f"cannot load '{model}': it is not ready")
+        except Refused as error:  # perhaps it never loaded, and is being replaced because of that
+            workspace.report(f"{model}: cannot be loaded again: {error}; fix: nereid reload {model}")
 
 
 class Policy(Struct, frozen=True, tag=True):
@@ -170,7 +227,7 @@ class LoadVersion(Struct, frozen=True, tag="Serve"):
     def do(self, workspace: Workspace) -> None:
         """Load the version if the server's profile uses the model, and wait until it is ready."""
         control = workspace.control
-        if control is None or not self._is_used(workspace, control):
+        if control is None or not _is_used(workspace, control, self.model):
             return
         control.load(self.model)
         name = f"version {self.version} of '{self.model}'"
@@ -179,11 +236,6 @@ class LoadVersion(Struct, frozen=True, tag="Serve"):
 
     def undo(self, workspace: Workspace) -> None:
         """Do nothing: the action that removes the files also unloads them."""
-
-    def _is_used(self, workspace: Workspace, control: Control) -> bool:
-        profile = workspace.record.profile if workspace.record else ""
-        is_hidden = self.model in hidden_models(workspace.repository, profile)
-        return not is_hidden or self.model in control.ready_versions()
 
 
 class Warm(Struct, frozen=True, tag=True):
@@ -254,7 +306,13 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         return Proposal(checked_route(changed), f"retire {self.model}")
 
 
-Action = Install | Policy | LoadVersion | Warm | AddVariant
+Action = Install | SetAside | Policy | LoadVersion | Warm | AddVariant
+
+
+def _is_used(workspace: Workspace, control: Control, model: str) -> bool:
+    """Return whether the server's profile uses a model, or the server has it anyway."""
+    profile = workspace.record.profile if workspace.record else ""
+    return model not in hidden_models(workspace.repository, profile) or model in control.ready_versions()
 
 
 def _unload_version(workspace: Workspace, model: str, version: int) -> None:

@@ -11,7 +11,7 @@ from nereid.backends.routing.assignment import Route, Salts, Variant, format_rou
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
 from nereid.models.publish import candidate
-from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, Warm
+from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, SetAside, Warm
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.engine import StagedOperation, locked_repository
@@ -31,7 +31,7 @@ from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
 from nereid.models.publish.intake.serving_settings import PROCESS_BYTES, ServingSettings
 from nereid.models.publish.network import examination_request, write_on_cpu
 from nereid.models.publish.publisher import Published
-from nereid.models.publish.remove import find_parts, remove_parts
+from nereid.models.publish.remove import Parts, find_parts
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_route, read_state
 from nereid.repository import fitting, onnx_file
@@ -63,7 +63,7 @@ class AddRequest:
         profiles: hardware profiles to write configs for.
         instances: processes of the pinned model on a CPU; None for as many as fit the machine.
         images: photos whose results are shown; () for those of the task.
-        is_replacing: whether models of that name are removed first.
+        is_replacing: whether models of that name are replaced; without any, the model is only added.
         preview: PNG file to write, with what the network sees of the photos.
         task: name of the task; empty to find it from the file.
     """
@@ -155,19 +155,17 @@ def add(
         names = ModelNames.for_route(request.name)
         with locked.preparation("add", request.name, 1) as staged:
             repository = staged.workspace.repository
-            old = find_parts(repository, request.name) if request.is_replacing else None
-            if not old:
+            old = find_parts(repository, request.name) if request.is_replacing else Parts(())
+            if not request.is_replacing:
                 # Only some tasks have a preprocess model, so it is checked when it is written for certain.
                 _check_free(repository, (names.route, names.pinned, names.network), names.route)
             proposal = StagedAddition(request, names, staged).propose()
-            if not old:
+            if not request.is_replacing:
                 _check_free(repository, proposal.models, names.route)
             if not confirm(proposal):
                 raise Declined(f"'{request.name}' was not added")
-        if old and old.models:
-            # The old models are removed only now, as the new ones were examined and accepted.
-            remove_parts(locked, request.name, old.without(proposal.shared))
-        locked.commit(staged, _actions(proposal.models, names))
+        # The old models leave only now, as the new ones were examined and accepted.
+        locked.commit(staged, _actions(proposal.models, names, old.without(proposal.shared)))
         return Published(names.network, 1, (names.pinned,), proposal.report, time.monotonic() - start)
 
 
@@ -233,9 +231,10 @@ def _check_free(repository: Path, models: Sequence[str], public: str) -> None:
         )
 
 
-def _actions(behind: Sequence[str], names: ModelNames) -> tuple[Action, ...]:
+def _actions(behind: Sequence[str], names: ModelNames, old: Parts) -> tuple[Action, ...]:
     """Return the actions in an order in which a server that starts meanwhile can load every model."""
     return (
+        *([SetAside(old.models, old.files)] if old.models else []),
         *(Install(name, name) for name in behind),
         Install(f"{names.route}.route.json"),
         *(LoadVersion(name, 1) for name in behind),

@@ -29,6 +29,7 @@ from nereid.server.control import NotReached
 PUBLISHED, REJECTED = "published", "rejected"
 MAX_DEPTH = 32
 SUFFIX, UNFINISHED = ".onnx", (".tmp", ".part")
+REASON = ".reason.txt"
 JOURNAL = ".nereid-watch.jsonl"
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
 
@@ -377,25 +378,30 @@ class DropFolder:
 
     def _move_away(self, entry: DropEntry, where: str, suffix: str, reason: str = "") -> bool:
         """Move an entry, unless it is a link or was replaced; return whether it is still there."""
-        folder = self._folder / where
         try:
-            folder.mkdir(exist_ok=True)
-            if folder.is_symlink():
-                raise OSError(f"'{where}' is a link")
-            target = _free_name(folder, entry.path, suffix)
-            if reason:
-                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n", encoding="utf-8")
-            if entry.is_link:
-                return True
-            entry.path.rename(target)
-            # A new file may have taken its place just before the rename, and yet another one after it.
-            if not entry.is_same_file(read_entry(target)) and not os.path.lexists(entry.path):
-                target.rename(entry.path)
+            with _held_folder(self._folder / where) as folder:
+                target = _free_name(folder, entry.path, suffix)
+                if not entry.is_link:
+                    entry.path.rename(target)
+                    # A new file may have taken its place just before the rename, and yet another after it.
+                    if not entry.is_same_file(read_entry(target)) and not os.path.lexists(entry.path):
+                        target.rename(entry.path)
+                        return False
+                if reason:
+                    self._write_reason(entry.path.name, folder / f"{target.name}{REASON}", reason)
+                return entry.is_link
         except OSError as error:
             if os.path.lexists(entry.path):
-                self._report(f"{entry.path.name}: cannot be moved to '{where}' and stays: {error}")
+                self._report(f"{entry.path.name}: cannot be moved to '{where}' and stays: {_why(error)}")
                 return True
         return False
+
+    def _write_reason(self, name: str, path: Path, reason: str) -> None:
+        try:
+            with path.open("x", encoding="utf-8") as file:  # never through a link that has the name
+                file.write(f"{reason}\n")
+        except OSError as error:
+            self._report(f"{name}: cannot write the reason of its rejection: {_why(error)}")
 
     def _remember(
         self, entry: DropEntry, sha256: str, model: str, version: int, reason: str, is_there: bool
@@ -422,9 +428,22 @@ def _why(error: Exception) -> str:
     return str(error) if isinstance(error, OperationFailed) else f"{type(error).__name__}: {error}"
 
 
+@contextlib.contextmanager
+def _held_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder if it is missing; provide a path that leads to it even if a link takes its name."""
+    folder.mkdir(exist_ok=True)
+    if folder.is_symlink():
+        raise OSError(f"'{folder.name}' is a link")
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield Path(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
 def _free_name(folder: Path, path: Path, suffix: str) -> Path:
-    """Return a free path in a folder for an entry, with a suffix in its name."""
+    """Return a free path in a folder for an entry, with a suffix in its name; its reason's is free, too."""
     stem, extension = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     more = itertools.chain([""], map("-{}".format, itertools.count(2)))
-    names = (f"{stem}{suffix}{each}{extension}" for each in more)
-    return next(target for name in names if not os.path.lexists(target := folder / name))
+    paths = (folder / f"{stem}{suffix}{each}{extension}" for each in more)
+    return next(each for each in paths if not (os.path.lexists(each) or os.path.lexists(f"{each}{REASON}")))

@@ -8,7 +8,7 @@ from nereid.backends.routing.assignment import Route
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.publish.actions import Action, Install
-from nereid.models.publish.engine import LockedRepository, locked_repository
+from nereid.models.publish.engine import locked_repository
 from nereid.models.publish.network import successor
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_routes, read_state
@@ -51,19 +51,14 @@ def remove(
         parts = find_parts(repository, name)
         if not parts.models:
             return _unload_leftover(repository, name, record)
-        remove_parts(locked, name, parts)
+        *behind, last = parts.models
+        actions: tuple[Action, ...] = (
+            *(Install(model, model) for model in behind),
+            *(Install(file) for file in parts.files),
+            Install(last, last),
+        )
+        locked.take_out("remove", name, 0, actions)
         return parts.models
-
-
-def remove_parts(locked: LockedRepository, name: str, parts: Parts) -> None:
-    """Remove models under the lock of the repository; errors as for `remove`."""
-    *behind, last = parts.models
-    actions: tuple[Action, ...] = (
-        *(Install(model, model) for model in behind),
-        *(Install(file) for file in parts.files),
-        Install(last, last),
-    )
-    locked.take_out("remove", name, 0, actions)
 
 
 def find_parts(repository: Path, name: str) -> Parts:
