@@ -64,7 +64,7 @@ def _check_access(options: ServeOptions, environment: Mapping[str, str]) -> None
         WrongUsage, ValueError: the options open the server, or there are no keys.
     """
     given = options.server
-    if options.is_open and given.host not in LOOPBACK:
+    if options.has_open_admin_api and given.host not in LOOPBACK:
         raise WrongUsage(f"--no-token needs --host 127.0.0.1, got {given.host}: anybody could load models")
     if given.requires_keys and not given.is_guarded:
         raise WrongUsage("--require-keys and --unguarded exclude each other")

@@ -16,10 +16,10 @@ from nereid.vision.imaging.formats.size import LARGE_WORK
 
 # Seconds in flight over which a mean is formed: cheap requests hide no expensive one.
 HORIZON_S = 10.0
-# A key that was idle for so long is not known any more, nor is it compared with.
+# A key that was idle for so long is forgotten, and no key is compared with it.
 MEMORY_S = 60.0
-# A request that takes so long can keep a core busy alone. Nobody knows how long the server works on one whose
-# caller has left; it is taken for `PATIENCE_S`, in which a core reads a page of the most lines.
+# A request that takes so long can keep a core busy alone. The remaining time of an abandoned request is
+# unknown: assume `PATIENCE_S`, in which a core reads a page of the most lines.
 SLOW_S, PATIENCE_S = 0.1, 5.0
 # Models, which callers of the v2 protocol name, and keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32
@@ -56,7 +56,7 @@ class Costs:
     def most_in_flight(self, owner: str, model: str) -> int:
         """Return how many requests of a key to a model may be in flight, so that others find an instance.
 
-        One until it is known what they take, and half of the cores if that is much.
+        Until their cost is known, one; if they are slow, half of the cores.
         """
         means = self._recent(model)
         if not owner or not means.keys() - {owner}:
@@ -147,8 +147,8 @@ def _median(numbers: list[float]) -> float:
     return sorted(numbers)[len(numbers) // 2]
 
 
-class Turns:
-    """Turns that many owners share: each gets the same time, however long its queue or its turns are.
+class FairQueue:
+    """FairQueue that many owners share: each gets the same time, however long its queue or its turns are.
 
     The next turn goes to the owner that has used the least time, which counts from the moment when it joins
     the others. An owner leaves one turn to the others, if any was there in the last `MEMORY_S` seconds.
@@ -386,12 +386,12 @@ class Admission:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
         self._turns, self._large = (
-            Turns(lambda: self._concurrency_limit.limit, clock),
-            Turns(lambda: 1, clock),
+            FairQueue(lambda: self._concurrency_limit.limit, clock),
+            FairQueue(lambda: 1, clock),
         )
         self.costs = Costs(clock)
         # Of each key and model that has requests.
-        self._own: dict[tuple[str, str], Turns] = {}
+        self._own: dict[tuple[str, str], FairQueue] = {}
 
     @property
     def limit(self) -> int:
@@ -474,10 +474,10 @@ class Admission:
                 self.retry_after_s(),
             )
 
-    def _own_turns(self, owner: str, model: str) -> Turns:
+    def _own_turns(self, owner: str, model: str) -> FairQueue:
         if (owner, model) not in self._own:
             limit = partial(self.costs.most_in_flight, owner, model)
-            self._own[owner, model] = Turns(limit, self._clock)
+            self._own[owner, model] = FairQueue(limit, self._clock)
         return self._own[owner, model]
 
     def forget(self, owner: str, model: str) -> None:
@@ -507,10 +507,10 @@ class Slot:
     def __init__(self, admission: Admission, owner: str, model: str, work: int) -> None:
         self._admission, self._owner, self._model, self._work = admission, owner, model, work
         self._began_s, self._in_flight = inf, 1
-        self._turns: list[tuple[Turns, str]] = []
+        self._turns: list[tuple[FairQueue, str]] = []
         self.is_large = False
 
-    async def wait(self, turns: Turns, owner: str, remaining_s: float) -> None:
+    async def wait(self, turns: FairQueue, owner: str, remaining_s: float) -> None:
         """Wait for a turn, which the slot then has."""
         await turns.take(owner, remaining_s)
         self._turns.append((turns, owner))
@@ -547,7 +547,7 @@ class Slot:
         if self._owner:
             self._admission.forget(self._owner, self._model)
 
-    def rest_s(self) -> float:
+    def abandoned_work_s(self) -> float:
         """Return the estimated time that the server still works on a request whose caller has left.
 
         The server finishes a dispatched request without a report. The mean time of its key is assumed, for

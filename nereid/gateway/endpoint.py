@@ -199,7 +199,7 @@ def operations_of(task: Task) -> Iterator[Operation]:
         yield replace(operation, task=task) if operation.is_of_model else operation
 
 
-async def run_beside(
+async def run_in_limited_thread(
     gateway: "Gateway", request: GatewayRequest, work: int, function: Callable[[], _Value]
 ) -> _Value:
     """Run a function that works on an image, in a thread; one at a time, because inferences come first.

@@ -10,7 +10,7 @@ from pathlib import Path
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes, parse_share
-from nereid.gateway.endpoint import WORD, Parameter, run_beside
+from nereid.gateway.endpoint import WORD, Parameter, run_in_limited_thread
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, check_size, kind_of
@@ -33,7 +33,7 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         return gateway.models.source.preview(request.model.name, bytes(image))
 
     try:
-        png = await run_beside(gateway, request, work, prepare)
+        png = await run_in_limited_thread(gateway, request, work, prepare)
     except PreviewRefused as error:
         raise Failure("invalid_image", str(error)) from None
     if png is None:

@@ -76,7 +76,7 @@ class Metrics:
         self._observe: dict[tuple[str, ...], Callable[[float], None]] = {}
         self._count: dict[tuple[object, ...], Callable[[], None]] = {}
 
-    def variant(self, name: str) -> str:
+    def variant_label(self, name: str) -> str:
         """Return the label of a variant that has answered; beyond a limit, variants share one label."""
         if name not in self._variants:
             if len(self._variants) > MAX_VARIANTS:
@@ -95,7 +95,7 @@ class Metrics:
     ) -> str:
         """Count one image of a request, and record its stages; return the label of the variant."""
         if variant not in self._variants:
-            variant = self.variant(variant)
+            variant = self.variant_label(variant)
         self._record(self._images, endpoint, model, variant, outcome, stages_s)
         return variant
 

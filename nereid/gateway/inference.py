@@ -315,7 +315,7 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
         call.check(gateway.settings)
         if call.debt:
             gateway.quotas.take(request.key, call.debt, is_debt=True)
-        result = await _admitted(gateway, request, call)
+        result = await _admit_and_send(gateway, request, call)
         outcome, variant = "ok", getattr(result, "variant", "")
     except Failure as failure:
         outcome = failure.code
@@ -344,7 +344,9 @@ def account(
     call.offered.live.note(outcome, call.variant, sum(call.stages_s.values()))
 
 
-async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall") -> Any:
+async def _admit_and_send(
+    gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall"
+) -> Any:
     admission, spans = gateway.admission, request.spans
     # Nobody reads the span of an inference without tracing.
     span = spans.context.child() if spans.is_forwarded else spans.context
@@ -361,7 +363,7 @@ async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: "Tensor
     try:
         result = await send(gateway.triton, call, request.left_s, trace)
     except (TimeoutError, asyncio.CancelledError) as error:  # the server still computes it
-        asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
+        asyncio.get_running_loop().call_later(slot.abandoned_work_s(), slot.release)
         if isinstance(error, TimeoutError):
             raise request.late() from None
         raise

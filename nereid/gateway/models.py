@@ -107,7 +107,7 @@ class ModelSource(Protocol):
         return None
 
     def config(self, name: str) -> ModelConfig | None:
-        """Return the config of a model, of a route that of its default variant; None if it is not known."""
+        """Return the config of a model, or of a route's default variant; None if it is unknown."""
         return None
 
 
@@ -211,7 +211,9 @@ class Models:
         own = await self.task_of(model) if task else None
         if task and own and not _does(own, task):
             fix = f"POST /v1/models/{name}/{own.path.rpartition('/')[2]}"
-            raise invalid_request(f"model {name!r} {own.work}, but does not do this task; fix: {fix}")
+            raise invalid_request(
+                f"model {name!r} {own.work}, and does not support this endpoint; fix: {fix}"
+            )
         return model
 
     async def task_of(self, model: OfferedModel) -> Task | None:
@@ -254,7 +256,7 @@ class Models:
         if unknown := [model for model, own in models if own is None]:
             return unknown[0]  # its server decides
         offered = ", ".join(f"{model.name} {own.work}" for model, own in models[:MAX_NAMES] if own)
-        raise Failure("not_found", f"no model {task.work} here; expected such a model, got: {offered}")
+        raise Failure("not_found", f"no model {task.work} here; available: {offered}")
 
     def _add(self, name: str) -> OfferedModel:
         async def probe(image: bytes, timeout_s: float) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nereid.base.http_connection import HttpConnections
 from nereid.base.tracing.records import Tracer
-from nereid.gateway.admission import Admission, Turns
+from nereid.gateway.admission import Admission, FairQueue
 from nereid.gateway.answer_memory import AnswerMemory
 from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
@@ -27,7 +27,7 @@ class Gateway:
     uploads: Uploads
     metrics: Metrics
     previewing: Admission
-    unpacking: Turns
+    unpacking: FairQueue
     triton: HttpConnections
     keys_needed: bool
     memory: AnswerMemory
@@ -69,7 +69,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         Uploads(settings),
         Metrics(*in_work, is_shared=shared is not None),
         Admission(1),
-        Turns(lambda: 1),
+        FairQueue(lambda: 1),
         models.triton,
         settings.requires_keys,
         shared.memory if shared else AnswerMemory(),

@@ -57,9 +57,9 @@ class ServerOptions:
 
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
     If `is_guarded`, Triton listens only on sockets in a private folder, and a gateway takes the ports. If
-    `requires_keys`, callers need a key even on loopback. If `has_other_tools`, programs other than our
-    commands may load models, so Triton must complete their configs. Without `sampling`, no request is traced.
-    `measures_signals` concerns images and responses; see docs/drift.md.
+    `requires_keys`, callers need a key even on loopback. If `allows_incomplete_configs`, programs other than
+    our commands may load models, so Triton must complete their configs. Without `sampling`, no request is
+    traced. `measures_signals` concerns images and responses; see docs/drift.md.
     """
 
     repository: Path = REPOSITORY
@@ -71,7 +71,7 @@ class ServerOptions:
     allow_shm: bool = False
     is_guarded: bool = False
     requires_keys: bool = False
-    has_other_tools: bool = True
+    allows_incomplete_configs: bool = True
     sampling: Sampling | None = None
     measures_signals: bool = True
     flags: tuple[str, ...] = ()

@@ -228,7 +228,7 @@ class EmbeddedServer:
         wanted = [name for name in models if self._among is None or name in self._among]
         self.models = [name for name in wanted if name not in self._without]
         self._fit(triton)
-        if self.options.model_control_mode == "explicit" and not self.options.has_other_tools:
+        if self.options.model_control_mode == "explicit" and not self.options.allows_incomplete_configs:
             place = self.options.repository, self.options.profile
             # Models that are left out count, because they may be loaded after a repair.
             self._completes_configs = not are_complete(*place, models)

@@ -120,7 +120,7 @@ def make_socket_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        raise ServerError(f"{folder} must not exist; fix: remove it") from None
+        raise ServerError(f"{folder} already exists and belongs to another user; fix: remove it") from None
 
 
 @dataclass(frozen=True, slots=True)

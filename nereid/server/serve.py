@@ -91,7 +91,7 @@ class ServeOptions:
         health_port: port of the supervisor's pages; 0 for any free one, None for none.
         drain_s: seconds to keep serving after the first signal, while `/readyz` already returns 503.
         is_strict: exit if a model cannot be loaded.
-        is_open: leave the administrative APIs open; the server then has no token.
+        has_open_admin_api: leave the administrative APIs open; the server then has no token.
         keys: file with the keys of a guarded server's callers; None for the default file.
         tracing: the traces of requests to keep; None turns tracing off.
         gpu_id: the GPUs to use; empty for all that CUDA can see.
@@ -101,7 +101,7 @@ class ServeOptions:
     health_port: int | None = None
     drain_s: float = 0.0
     is_strict: bool = False
-    is_open: bool = False
+    has_open_admin_api: bool = False
     keys: Path | None = None
     tracing: TraceOptions | None = None
     gpu_id: str = ""
@@ -192,10 +192,12 @@ def serve(
 def _completed(given: ServeOptions) -> ServerOptions:
     options = given.server
     # Only our commands know a random token, and flags of Triton may name other models.
-    has_other_tools = given.is_open or bool(options.token or options.flags)
-    token = "" if given.is_open else options.token or secrets.token_urlsafe(24)
+    allows_incomplete_configs = given.has_open_admin_api or bool(options.token or options.flags)
+    token = "" if given.has_open_admin_api else options.token or secrets.token_urlsafe(24)
     sampling = given.tracing.sampling if given.tracing else None
-    return replace(options, token=token, has_other_tools=has_other_tools, sampling=sampling)
+    return replace(
+        options, token=token, allows_incomplete_configs=allows_incomplete_configs, sampling=sampling
+    )
 
 
 def _joined(metrics: Sequence[Callable[[], str]]) -> str:

@@ -62,7 +62,7 @@ def test_second_server_of_a_repository_is_told_of_the_first(asked):
     done = asked.nereid("serve", "--http-port", str(asked.ports["http"]))
 
     assert done.returncode == 1
-    assert f"runs already on port {asked.ports['http']}: pid {asked.record.pid}; fix: " in done.stderr
+    assert f"is already running on port {asked.ports['http']}: pid {asked.record.pid}; fix: " in done.stderr
 
 
 def test_profile_loads_only_what_it_serves(asked):

@@ -398,8 +398,8 @@ def test_metrics_have_no_labels_from_callers():
     )
     assert "made-up" not in page
     for index in range(100):
-        made.metrics.variant(f"v{index}")
-    assert made.metrics.variant("one more") == "other"
+        made.metrics.variant_label(f"v{index}")
+    assert made.metrics.variant_label("one more") == "other"
 
 
 async def until(is_true):

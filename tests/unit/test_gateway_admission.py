@@ -13,8 +13,8 @@ from nereid.gateway.admission import (
     PATIENCE_S,
     Admission,
     Costs,
+    FairQueue,
     Slot,
-    Turns,
 )
 from nereid.gateway.failures import Failure
 from nereid.gateway.keys import Quotas
@@ -167,7 +167,7 @@ def test_images_of_a_batch_are_taken_as_debt(clock):
 )
 @asynchronous
 async def test_keys_share_the_time(before, seconds, expected):
-    turns, came = Turns(lambda: 1), ""
+    turns, came = FairQueue(lambda: 1), ""
 
     async def wait(owner: str) -> None:
         nonlocal came
@@ -381,14 +381,16 @@ def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
     later_than_usual=(1, 5.0, 0.0),
     large=(8, 5.0, MAX_REST_S - 5.0),
 )
-def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(work, spent_s, rest_s, clock):
+def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(
+    work, spent_s, abandoned_work_s, clock
+):
     admission = Admission(64, clock)
     admission.costs.note("a", "m", 2.0, 1)
     slot = asyncio.run(admission.take(9, "a", [work], "m"))
     clock.now_s += spent_s
 
-    assert slot.rest_s() == pytest.approx(rest_s)
+    assert slot.abandoned_work_s() == pytest.approx(abandoned_work_s)
     slot.measure(is_answered=False)
     assert admission.costs.expected_s("a", "m") >= 2.0  # what was left early says nothing about less
     admission.costs.note("b", "m", 0.2, 1)
-    assert slot.rest_s() == pytest.approx(max(rest_s, PATIENCE_S - spent_s))
+    assert slot.abandoned_work_s() == pytest.approx(max(abandoned_work_s, PATIENCE_S - spent_s))

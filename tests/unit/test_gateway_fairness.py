@@ -53,7 +53,7 @@ class Server:
                 await asyncio.shield(running)
             is_answered = True
         except TimeoutError:
-            asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
+            asyncio.get_running_loop().call_later(slot.abandoned_work_s(), slot.release)
             raise
         finally:
             slot.measure(is_answered)

@@ -139,7 +139,7 @@ def test_reader_returns_a_pdf_whose_text_can_be_searched():
     assert pypdfium2.PdfDocument(answer.content)[0].get_textpage().get_text_range() == "快递 A"
     assert pages == [{"width": 40, "height": 30}]
     refused = send(gateway("read_text"), "POST", "/v1/read?format=pdf", content=IMAGE)
-    assert (refused.status_code, "the output 'page_size'" in refused.text) == (400, True)
+    assert (refused.status_code, "no output 'page_size'" in refused.text) == (400, True)
 
 
 @rows(
@@ -147,7 +147,7 @@ def test_reader_returns_a_pdf_whose_text_can_be_searched():
     ("/v1/models/read_text/classify", 400, "fix: POST /v1/models/read_text/read"),
     ("/v1/models/classify/read", 400, "fix: POST /v1/models/classify/predict"),
     ("/v1/models/read_text/waybill", 400, "fix: POST /v1/models/read_text/read"),
-    ("/v1/waybill", 404, "got: classify classifies images, read_text reads text"),
+    ("/v1/waybill", 404, "available: classify classifies images, read_text reads text"),
     ("/v1/detect", 404, "no model finds objects here"),
     ("/v1/models/cars/detect", 404, "unknown model 'cars'"),
     ("/v1/read?encoding=latin-1", 400, "must be one of utf-8, gbk"),

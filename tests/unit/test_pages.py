@@ -111,7 +111,7 @@ def test_reader_of_images_reads_the_first_page_of_a_tiff_and_no_pdf():
     encrypted=(encrypted(), "password"),
     damaged=(b"%PDF-1.7\n" + bytes(300), "PDF: Failed to load document"),
     large=(b"%PDF-1.7\n" + bytes(9_000_000), "expected at most 8 MiB"),
-    endless=(endless(), "opens within 2 s a page and 1024 MiB, got an end of its process by SIGKILL"),
+    endless=(endless(), "opens within 2 s a page and 1024 MiB, but its process was killed by SIGKILL"),
 )
 def test_document_that_is_refused(content, message, monkeypatch):
     monkeypatch.setattr(pdf, "MAX_PAGE_S", 2)
@@ -127,7 +127,7 @@ def test_memory_of_a_document_is_bounded(monkeypatch):
 
     (error,) = reader(max_pages=1).read([document(WIDE)])
 
-    assert re.search("MemoryError|and 1 MiB, got an end of its process by SIG", str(error)), error
+    assert re.search("MemoryError|and 1 MiB, but its process was killed by SIG", str(error)), error
 
 
 def test_process_that_cannot_start_is_no_fault_of_the_file(monkeypatch):
@@ -233,7 +233,7 @@ def test_text_is_not_added_twice():
 
 
 @cases(
-    no_pages=(encoded(WIDE), (), "the output 'page_size'"),
+    no_pages=(encoded(WIDE), (), "no output 'page_size'"),
     damaged=(b"%PDF-1.7 nothing", (PageSize(9, 9),), "Failed to load document"),
 )
 def test_what_cannot_become_a_pdf_is_named(content, pages, message):

@@ -116,7 +116,7 @@ def run_step(step: TaskStep, images: Images, arrays: Mapping[str, np.ndarray]) -
 
 
 def find_step(config: ModelConfig) -> TaskStep | None:
-    """Return the last step that a model's config describes; None if its backend is none of a task.
+    """Return the last step that a model's config describes; None if its backend belongs to no task.
 
     Raises:
         InvalidConfig: the config is invalid.

@@ -63,6 +63,11 @@ def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, s
     return found
 
 
+def model_of(instance: str) -> str:
+    """Return the model of an instance; Triton names instances MODEL_GROUP_NUMBER."""
+    return instance.rsplit("_", 2)[0]
+
+
 def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC) -> bool:
     """Return whether the model of a dead instance has a running process: another one, or the replacement.
 
@@ -73,7 +78,7 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
         age_s: the least age of the process in seconds. A replacement may not be ready yet.
         proc: where the kernel shows processes.
     """
-    model = instance.rsplit("_", 2)[0]
+    model = model_of(instance)
     latest = (time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * TICKS_PER_S
     stubs = [stub for stub in find(os.getppid(), repository, proc) if stub.model == model]
     processes = [stub.process for stub in stubs if stub.process.started <= latest]

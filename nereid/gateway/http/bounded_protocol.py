@@ -29,7 +29,7 @@ _HEAD_TOO_LARGE = (
 
 
 def peer_of(address: Any) -> str:
-    """Return what stands for a client's address: of IPv6 its network of 64 bits, which one client has."""
+    """Return the name for limits per client: the IPv4 address, or the IPv6 /64 network."""
     if not address:
         return ""
     found = ip_address(str(address[0]).partition("%")[0])

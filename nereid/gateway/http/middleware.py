@@ -123,7 +123,7 @@ class RequestMiddleware:
             del failure  # its traceback refers to this frame
         finally:
             # After the response: uvloop writes it at the end of this turn of the loop.
-            asyncio.get_running_loop().call_soon(record, self._gateway, request)
+            asyncio.get_running_loop().call_soon(finish_request, self._gateway, request)
             # Breaks a reference cycle, which would wait for Python's garbage collector.
             del scope["nereid.request"]
 
@@ -187,7 +187,7 @@ def _logged(request: GatewayRequest, error: Exception) -> Failure:
     return error
 
 
-def record(gateway: Gateway, request: GatewayRequest) -> None:
+def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
     """Record the outcome of a request, and release what it held."""
     outcome = request.outcome or _CODES.get(request.status, "ok")
     endpoint, metrics = request.endpoint or OTHER, gateway.metrics

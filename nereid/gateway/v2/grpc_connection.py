@@ -183,7 +183,7 @@ class Tokens:
 
 
 @dataclass(eq=False, slots=True)
-class Holder:
+class ClientUsage:
     """What one address or key holds: its connections, the oldest first, its open calls, and its budgets."""
 
     allowance: Allowance
@@ -194,7 +194,7 @@ class Holder:
     calls: int = 0
 
 
-class Holders:
+class ClientUsages:
     """The holders by name.
 
     Args:
@@ -203,9 +203,9 @@ class Holders:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[tuple[str, Allowance], Holder] = {}
+        self._known: dict[tuple[str, Allowance], ClientUsage] = {}
 
-    def find(self, name: str, allowance: Allowance) -> Holder:
+    def find(self, name: str, allowance: Allowance) -> ClientUsage:
         """Return the holder with a name and an allowance, which may be new."""
         place = name, allowance
         if holder := self._known.get(place):
@@ -213,7 +213,7 @@ class Holders:
         if len(self._known) >= MAX_IDLE:
             self._known = {n: each for n, each in self._known.items() if each.connections or each.calls}
         given, clock = allowance, self._clock
-        holder = self._known[place] = Holder(
+        holder = self._known[place] = ClientUsage(
             given,
             Tokens(given.frames, given.frames_per_s, clock),
             Tokens(given.resets, given.resets_per_s, clock),
@@ -236,7 +236,7 @@ TURN_BYTES = 2**15
 FRAMES_PER_CALL = 20
 # Answers to a client that does not read them, such as to its pings.
 MAX_UNREAD_BYTES = 2**20
-# A connection ends after this time, give or take a tenth; calls in flight then have the grace.
+# A connection ends after this time ± 10 %; calls in flight then get `GRACE_S`.
 MAX_CONNECTION_S, GRACE_S = 600.0, 60.0
 # Seconds for a client to read why its connection ends.
 LINGER_S = 0.5
@@ -247,7 +247,7 @@ HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
 class GrpcConnection(asyncio.Protocol):
-    """Serves the calls of one connection; over budget it answers GOAWAY, and only what is in work.
+    """Serves the calls of one connection; over budget, it sends GOAWAY and finishes only calls in progress.
 
     Args:
         front: begins the calls.
@@ -280,7 +280,7 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.increment_flow_control_window(CONNECTION_WINDOW - 2**16 + 1)
         self._write()
         if len(self.holder.connections) > self.holder.allowance.connections:
-            next(iter(self.holder.connections)).calm("too many connections without a key")
+            next(iter(self.holder.connections)).close_over_limit("too many connections without a key")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all calls."""
@@ -292,7 +292,7 @@ class GrpcConnection(asyncio.Protocol):
         self.calls.clear()
         self._unsent.clear()
 
-    def identify(self, holder: Holder) -> None:
+    def identify(self, holder: ClientUsage) -> None:
         """Count this connection as one of a key, and allow it larger frames."""
         if self.is_identified:
             return
@@ -301,7 +301,7 @@ class GrpcConnection(asyncio.Protocol):
         self.holder = holder
         holder.connections[self] = None
         if len(holder.connections) > holder.allowance.connections:
-            self.calm("too many connections of a key")
+            self.close_over_limit("too many connections of a key")
             return
         self._http2.update_settings({SettingCodes.MAX_FRAME_SIZE: KEY_FRAME_BYTES})
         # At once: grpc may send such frames before it acknowledges the setting.
@@ -315,14 +315,14 @@ class GrpcConnection(asyncio.Protocol):
         try:
             frames = cost = self._costs.count(data)
         except HeadersTooLong:
-            self.calm("headers too long")
+            self.close_over_limit("headers too long")
             return
         if not self.is_identified:
             cost += len(data) / BYTES_PER_FRAME
         free = min(cost, self._free)
         self._free -= free
         if cost > free and not self.holder.frames.take(cost - free):
-            self.calm("too many frames")
+            self.close_over_limit("too many frames")
         elif self._unparsed or frames > MAX_FRAMES_AT_ONCE:
             if not self._unparsed:
                 self._transport.pause_reading()
@@ -395,7 +395,7 @@ class GrpcConnection(asyncio.Protocol):
         if call := self.calls.get(stream):
             self._forget(stream)
             if not call.holder.resets.take(1):
-                self.calm("too many calls are cancelled")
+                self.close_over_limit("too many calls are cancelled")
 
     def respond(
         self, stream: int, call: "GrpcCall | None", trailers: Headers, message: bytes | None = None
@@ -447,7 +447,7 @@ class GrpcConnection(asyncio.Protocol):
         self._sent(self.calls.pop(stream))
 
     def _sent(self, call: "GrpcCall") -> None:
-        call.sent()
+        call.finish()
         if call.is_identified:
             self.holder.frames.give(FRAMES_PER_CALL)
 
@@ -491,7 +491,7 @@ class GrpcConnection(asyncio.Protocol):
         self._write()
 
     def drain(self) -> None:
-        """Announce the end of the connection; calls that the client has begun until it knows are answered."""
+        """Announce the end of the connection; calls started before the client sees it are still answered."""
         if self._is_deaf or self._is_draining:
             return
         self._is_draining = True
@@ -505,8 +505,8 @@ class GrpcConnection(asyncio.Protocol):
         """Whether it may end for another connection."""
         return not (self.is_identified or self._is_deaf)
 
-    def calm(self, reason: str) -> None:
-        """End the connection of a client that is over its budget; only calls of keys in work are answered."""
+    def close_over_limit(self, reason: str) -> None:
+        """End the connection of a client over its budget, after the authenticated calls in progress."""
         if self._is_deaf:
             return
         self._write()
@@ -514,7 +514,7 @@ class GrpcConnection(asyncio.Protocol):
         self._end()
 
     def _end(self, keeps_calls: bool = True) -> None:
-        """Read no more, and close once calls of keys in work are answered and the client knows why."""
+        """Read no more; close after authenticated calls in progress are answered and the reason is sent."""
         self._write()
         self._is_deaf = self._is_leaving = True
         self._end_s = min(self._end_s, self._loop.time())

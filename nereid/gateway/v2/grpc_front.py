@@ -25,7 +25,7 @@ from nereid.gateway.failures import (
     invalid_request,
 )
 from nereid.gateway.http.http_request import GatewayRequest
-from nereid.gateway.http.middleware import record
+from nereid.gateway.http.middleware import finish_request
 from nereid.gateway.keys import Need, identify
 from nereid.gateway.state import Gateway
 from nereid.gateway.tls import BACKLOG, TlsListener
@@ -34,10 +34,10 @@ from nereid.gateway.v2.grpc_connection import (
     HEAD,
     KEY,
     PEER,
+    ClientUsage,
+    ClientUsages,
     GrpcConnection,
     Headers,
-    Holder,
-    Holders,
 )
 from nereid.gateway.v2.message import parse, read_request, to_message
 
@@ -146,7 +146,7 @@ class GrpcCall:
         connection: GrpcConnection,
         stream: int,
         request: GatewayRequest,
-        holder: Holder,
+        holder: ClientUsage,
     ) -> None:
         self._gateway, self._connection, self._stream = gateway, connection, stream
         self.request, self.holder = request, holder
@@ -208,7 +208,7 @@ class GrpcCall:
         self.fail(Failure("body_timeout", f"the message did not arrive within {self.timeout_s:.3g} s"))
 
     def take_message(self) -> memoryview:
-        """Return the message, which this call then no longer keeps."""
+        """Return the message, and release the call's reference to it."""
         message, self._message = self._message, bytearray()
         return memoryview(message)[PREFIX_BYTES:]
 
@@ -243,11 +243,11 @@ class GrpcCall:
         if self._is_over:
             return
         self.request.outcome = CLIENT_CLOSED
-        self.sent()
+        self.finish()
         if self._task:
             self._task.cancel()
 
-    def sent(self) -> None:
+    def finish(self) -> None:
         """Release what the call holds, and record its outcome."""
         if self._is_over:
             return
@@ -259,9 +259,9 @@ class GrpcCall:
         task = self._task
         if task and not task.done() and task is not asyncio.current_task():
             # A thread may still hold the message of a cancelled call.
-            task.add_done_callback(lambda _: record(self._gateway, self.request))
+            task.add_done_callback(lambda _: finish_request(self._gateway, self.request))
         else:
-            asyncio.get_running_loop().call_soon(record, self._gateway, self.request)
+            asyncio.get_running_loop().call_soon(finish_request, self._gateway, self.request)
 
     def _stop_timer(self) -> None:
         if self._timer:
@@ -294,7 +294,7 @@ class GrpcFront:
     def __init__(self, gateway: Gateway, keep_alive_s: float) -> None:
         self._gateway, self._tracer, self.keep_alive_s = gateway, gateway.tracer, keep_alive_s
         self._max_bytes = gateway.settings.max_body_bytes + MAX_FRAME_BYTES
-        self.holders, self.connections = Holders(), dict[GrpcConnection, None]()
+        self.holders, self.connections = ClientUsages(), dict[GrpcConnection, None]()
         self.keyless_calls = 0
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None) -> None:
@@ -337,7 +337,7 @@ class GrpcFront:
         if len(self.connections) <= MAX_CONNECTIONS:
             return True
         if oldest := next((each for each in self.connections if each.gives_way), None):
-            oldest.calm("too many connections")
+            oldest.close_over_limit("too many connections")
         return oldest is not connection and oldest is not None
 
     def begin(self, connection: GrpcConnection, stream: int, headers: Headers) -> None:
@@ -351,7 +351,7 @@ class GrpcFront:
         call = GrpcCall(self._gateway, connection, stream, request, peer)
         failure = self._identify(call, connection) if is_call and (name in READ or name == INFER) else None
         if not call.is_identified and not peer.begins.take(1):
-            connection.calm("too many calls without a key")
+            connection.close_over_limit("too many calls without a key")
         elif not is_call:
             connection.respond(stream, None, [(b":status", b"415")])
         elif name != INFER and name not in READ:

@@ -126,7 +126,7 @@ def first_step(route: Route, plan: RolloutPlan) -> int:
     for number, step in enumerate(plan.steps):
         if (step == SHADOW and not present) or (step != SHADOW and step > present + 1e-9):
             return number
-    raise WrongUsage(f"'{plan.candidate}' has all traffic of the route already")
+    raise WrongUsage(f"'{plan.candidate}' already receives all traffic of the route")
 
 
 def at_step(rollout: Rollout) -> Propose:

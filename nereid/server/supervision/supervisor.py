@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.stub_processes import ZOMBIE, Process, Stub
+from nereid.backends.triton.stub_processes import ZOMBIE, Process, Stub, model_of
 from nereid.base.contract import read_unhealthy_instance
 from nereid.base.processes import BackOff
 
@@ -429,7 +429,7 @@ class Supervisor:
         if self._repair:  # a new stub runs for a second before it can respond
             broken[self._repair.order.model] = "is being loaded again"
         commands.append(ReportBroken(broken))
-        if any(_model_of(instance) in self._image_models for instance in self._stopped):
+        if any(model_of(instance) in self._image_models for instance in self._stopped):
             commands.append(ProbeSoon())
         return commands
 
@@ -442,7 +442,7 @@ class Supervisor:
         commands: Commands = []
         for model in event.image_models:
             # Triton gives requests that arrive together to different instances.
-            is_suspected = any(_model_of(instance) == model for instance in self._stopped)
+            is_suspected = any(model_of(instance) == model for instance in self._stopped)
             wanted = self._instances(model) if is_suspected else int(model in event.due)
             for _ in range(wanted - list(self._pending.values()).count(model)):
                 self._probes += 1
@@ -468,19 +468,19 @@ class Supervisor:
     def _blame_stopped(self, model: str, began_s: float, now_s: float) -> None:
         """Blame stopped processes of a model for a failed probe: Triton may hang on them, and name none."""
         for instance in self._stopped:
-            if _model_of(instance) == model and self._is_news(instance, began_s):
+            if model_of(instance) == model and self._is_news(instance, began_s):
                 self._strikes.add(instance, now_s, is_stopped=True)
 
     def _is_news(self, instance: str, began_s: float) -> bool:
         """Return whether a failure is neither known nor older than the last repair."""
-        model = _model_of(instance)
+        model = model_of(instance)
         is_in_repair = self._repair is not None and self._repair.order.model == model
         is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
         return not is_known and began_s >= self._of(model).renewed_s
 
     def _seek_repair(self, now_s: float) -> Commands:
         models = {stub.model for stub in (*self._dead, *self._failed)} | {
-            _model_of(instance) for instance in self._strikes.dead
+            model_of(instance) for instance in self._strikes.dead
         }
         is_due = any(now_s >= self._of(model).not_before_s for model in models)
         if self._is_repairing or self._has_ended or not is_due:
@@ -503,7 +503,7 @@ class Supervisor:
                 return self._order(Reload(model, frozenset(versions), cause), now_s)
         for instance in list(self._strikes.dead):
             in_use = self._stubs.in_use(instance)
-            model = in_use[0].model if in_use else _model_of(instance)
+            model = in_use[0].model if in_use else model_of(instance)
             if now_s < self._of(model).not_before_s:
                 continue
             self._strikes.clear(instance)
@@ -582,7 +582,7 @@ class Supervisor:
         # Probes of old instances may take their whole time.
         self._pending = {number: of for number, of in self._pending.items() if of != model}
         for instance in [*self._strikes.dead]:
-            if _model_of(instance) == model:
+            if model_of(instance) == model:
                 self._strikes.clear(instance)
 
     def _end(self, reason: str = "") -> Commands:
@@ -593,8 +593,3 @@ class Supervisor:
 
     def _of(self, model: str) -> _Model:
         return self._models.setdefault(model, _Model())
-
-
-def _model_of(instance: str) -> str:
-    """Return the model of an instance; Triton names instances MODEL_GROUP_NUMBER."""
-    return instance.rsplit("_", 2)[0]

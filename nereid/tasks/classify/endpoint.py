@@ -192,7 +192,7 @@ def remember(
     """Keep the best class of an answer for feedback about it."""
     if found.labels:
         best, name = found.labels[0], _name(request.owner, request.request_id, image)
-        variant = gateway.metrics.variant(found.variant)
+        variant = gateway.metrics.variant_label(found.variant)
         gateway.memory.remember(name, request.model.name, variant, best.index, best.name)
 
 
@@ -202,10 +202,11 @@ async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse
     rated = gateway.memory.rate(_name(request.owner, given.request_id, given.image), given.label)
     if rated is None:
         raise Failure(
-            "unknown_request", f"no answer to request {given.request_id!r} is known: wrong id, or too old"
+            "unknown_request",
+            f"unknown request {given.request_id!r}: the id is wrong, or the answer has expired",
         )
     if not rated.is_first:
-        raise Failure("conflict", f"feedback about request {given.request_id!r} was counted before")
+        raise Failure("conflict", f"feedback for request {given.request_id!r} has already been counted")
     gateway.metrics.count_feedback(rated.model, rated.variant, rated.is_correct)
     return json_response(FeedbackAnswer(given.request_id, rated.model, rated.variant, rated.is_correct))
 

@@ -17,7 +17,7 @@ from nereid.gateway.endpoint import (
     Endpoint,
     Operation,
     TimingsMs,
-    run_beside,
+    run_in_limited_thread,
 )
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
@@ -184,7 +184,9 @@ async def _searchable(
     gateway: Gateway, request: GatewayRequest, answer: Any, image: memoryview, work: int
 ) -> GatewayResponse:
     try:
-        body = await run_beside(gateway, request, work, lambda: pdf.searchable(bytes(image), answer))
+        body = await run_in_limited_thread(
+            gateway, request, work, lambda: pdf.searchable(bytes(image), answer)
+        )
     except InvalidImage as error:
         raise invalid_request(f"format=pdf: {error.args[0]}") from None
     except InferenceFailed as error:
@@ -199,7 +201,7 @@ READ = Endpoint(
     parameters={
         **ROUTE_PARAMETERS,
         "encoding": (
-            "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
+            "Encoding of the JSON: utf-8, or gbk, which cannot represent every character.",
             {"type": "string", "enum": list(ENCODINGS)},
         ),
         "format": (

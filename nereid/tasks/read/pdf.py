@@ -51,7 +51,9 @@ def searchable(encoded: bytes, reading: Any) -> bytes:
             returns no pages.
     """
     if not reading.pages:
-        raise InvalidImage(f"expected a model with the output '{PAGE_SIZE}', got '{reading.model}' without")
+        raise InvalidImage(
+            f"model '{reading.model}' has no output '{PAGE_SIZE}', which a searchable PDF needs"
+        )
     pages = [
         {
             "size_wh": (page.width, page.height),
@@ -105,7 +107,7 @@ def _part(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[dict[str,
     if status:
         raise InvalidImage(
             f"expected a PDF that opens within {timeout_s} s a page and {MAX_BYTES >> 20} MiB, "
-            f"got an end of its process by {signal.Signals(-status).name}"
+            f"but its process was killed by {signal.Signals(-status).name}"
         )
     return None
 

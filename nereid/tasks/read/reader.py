@@ -60,7 +60,7 @@ class _File:
     """One file while it is read.
 
     Attributes:
-        check: raises the error of a request that nobody waits for any more.
+        check: raises if the request was cancelled or has expired.
         networks: that read it.
         times: of its stages.
         is_probe: whether it is that of a health check.

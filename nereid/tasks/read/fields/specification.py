@@ -222,7 +222,10 @@ def expression(form: Format) -> re.Pattern[str]:
 
 
 def judge(form: Format, text: str) -> tuple[str, bool | None] | None:
-    """Return the value of a text, and whether its checksum holds or is none; None if it does not fit."""
+    """Return the value of a text, and whether its checksum holds; None if it does not match.
+
+    Without a checksum, the second is None.
+    """
     match = expression(form).fullmatch(text.upper() if form.joined else text)
     if not match or (value := match[VALUE if VALUE in match.re.groupindex else 0]) is None:
         return None
