@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def propose(repository: Path, request: AddRequest) -> AddProposal:
 
     add(repository, request, None, confirm=confirm)
     return proposals[0]
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Require that a folder has the same files after the block as before it."""
+    before = contents(folder)
+    yield
+    assert contents(folder) == before
+
+
+def edit_route(repository: Path, name: str = ROUTE, **changes: Any) -> None:
+    """Write a route's file with other fields."""
+    path = repository / f"{name}.route.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def contents(repository: Path) -> dict[str, str]:
