@@ -452,21 +452,19 @@ def test_cuda_noise_is_folded_into_one_line():
     assert shown == [note, LOADING]
 
 
-def test_reason_names_the_field_of_a_broken_config():
-    log, _ = read(PARSE, POLL, END)
-
-    assert str(log.failure()) == (
+@cases(
+    field_of_a_broken_config=(
+        [PARSE, POLL, END],
         "model 'e': failed to read text proto from /r/e/config.pbtxt "
-        '(4:14: Message type "inference.ModelConfig" has no field named "max_batchsize".)'
-    )
-
-
-def test_reason_without_a_failed_model_is_tritons_error():
-    log, _ = read(LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END)
-
-    assert str(log.failure()) == (
-        "failed to start HTTP service: Unavailable; creating server: Internal - failed to load all models"
-    )
+        '(4:14: Message type "inference.ModelConfig" has no field named "max_batchsize".)',
+    ),
+    tritons_error_without_a_failed_model=(
+        [LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END],
+        "failed to start HTTP service: Unavailable; creating server: Internal - failed to load all models",
+    ),
+)
+def test_reason_of_a_failed_start_is_named(lines, reason):
+    assert str(read(*lines)[0].failure()) == reason
 
 
 def test_refused_load_names_the_model_and_its_reason():
