@@ -122,17 +122,11 @@ def convolutional(
     return made
 
 
-def add_embedder(
-    folder: Path, name: str = "faces", made: onnx.ModelProto | None = None, task: str = "embed"
-) -> Path:
+def add_embedder(folder: Path, made: onnx.ModelProto | None = None) -> Path:
     """Add a network of embeddings to the repository `models` in a folder; return the repository."""
-    onnx.save(made or convolutional(), folder / f"{name}.onnx")
+    onnx.save(made or convolutional(), path := folder / "faces.onnx")
     parameters = {"resize": "exact", "scale": str(1 / 255)}
-    add(
-        repository := folder / "models",
-        AddRequest(folder / f"{name}.onnx", name, parameters, task=task),
-        None,
-    )
+    add(repository := folder / "models", AddRequest(path, "faces", parameters, task="embed"), None)
     return repository
 
 
