@@ -34,6 +34,7 @@ from nereid.server.ports import Ports, check_ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from nereid.server.serve import announcement
 from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
+from tests.commands import captured
 from tests.tables import cases, rows
 
 OURS = "--backend-config=onnxruntime,a="
@@ -51,9 +52,7 @@ def test_stub_reads_the_words_its_parent_was_started_with():
     words = ["--backend-config", "", "onnxruntime,a=b c", "--id=naïve"]
     child = CHILD.format(path=sys.path)
 
-    done = subprocess.run(
-        [sys.executable, "-c", PARENT, child, *words], stdout=subprocess.PIPE, check=True, timeout=60
-    )
+    done = captured([sys.executable, "-c", PARENT, child, *words], check=True, timeout=60)
 
     assert json.loads(done.stdout) == [sys.executable, "-c", PARENT, child, *words]
 
@@ -115,9 +114,7 @@ def test_persons_get_addresses_and_a_request_to_try(host):
 
 
 def test_request_to_try_is_for_a_served_model(tmp_path):
-    line = announcement(
-        ServerOptions(REPOSITORY, "cpu"), announced(), {"classify": "reason", "dogs": "reason"}
-    )
+    line = announcement(ServerOptions(REPOSITORY, "cpu"), announced(), {"classify": "why", "dogs": "why"})
     assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
 
     assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(ServerOptions(tmp_path), announced())
