@@ -39,9 +39,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.loaded: dict[str, set[int]] = {}
         self.counts = Counter[str]()
         self._in_use: dict[str, str] = {}
-        for folder in sorted(
-            model_folders(repository), key=lambda each: "ensemble" in (each / "config.pbtxt").read_text()
-        ):
+        for folder in sorted(model_folders(repository), key=lambda each: "ensemble" in _text(each)):
             self._load(folder.name)
 
     def _load(self, model: str) -> None:
@@ -100,6 +98,10 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             labels = f'model_instance="0",route="{location.name}",sha256="{self._in_use.get(location.name)}"'
             samples[f"served_since_seconds{{{labels}}}"] = 1
         return "".join(f"{ROUTE_PREFIX}{name} {value}\n" for name, value in samples.items())
+
+
+def _text(folder: Path) -> str:
+    return (folder / "config.pbtxt").read_text()
 
 
 @contextmanager
