@@ -25,11 +25,6 @@ class Passage:
     read: str
 
 
-def plain(text: str) -> str:
-    """Return text as it is compared: NFKC, without spaces."""
-    return "".join(unicodedata.normalize("NFKC", text).split())
-
-
 def passages(
     printed: Sequence[Printed], read: Sequence[RecognisedLine], ignored: Sequence[np.ndarray] = ()
 ) -> list[Passage]:
@@ -109,6 +104,7 @@ def _joined(lines: Sequence[Printed] | Sequence[RecognisedLine]) -> str:
         row = [each for each in left if abs(float(each.box[:, 1].mean()) - middle) <= height / 2]
         left = [each for each in left if not any(each is other for other in row)]
         text += "".join(
-            plain(each.text) for each in sorted(row, key=lambda each: float(each.box[:, 0].mean()))
+            "".join(unicodedata.normalize("NFKC", each.text).split())
+            for each in sorted(row, key=lambda each: float(each.box[:, 0].mean()))
         )
     return text

@@ -58,11 +58,6 @@ class Measured:
     stages: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def pages(count: int) -> list[bytes]:
-    """Return the sample label and rendered waybills, as JPEGs; the same in every run."""
-    return [PARCEL_LABEL.read_bytes(), *(waybill(seed).encoded for seed in SETS["development"][: count - 1])]
-
-
 class Ours:
     """Our reader."""
 
@@ -161,7 +156,8 @@ def main() -> int:
     """Measure, print and record; exit status 1 if a target is missed."""
     args = record.parsed(record.parser(__doc__, rounds=5, images=8))
     logging.disable(logging.WARNING)
-    images = pages(args.images)
+    drawn = (waybill(seed).encoded for seed in SETS["development"][: args.images - 1])
+    images = [PARCEL_LABEL.read_bytes(), *drawn]
     rows, ratios, missed = [], [], []
     for threads in THREADS:
         found = measure(threads, args.rounds, images)

@@ -113,10 +113,12 @@ def end(main: Callable[[], int | None]) -> NoReturn:
 
 def header() -> dict[str, Any]:
     """Return date, command, commit, machine and versions of this run."""
+    spec, commit = sys.modules["__main__"].__spec__, _git("rev-parse", "--short", "HEAD")
+    program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([*_program(), *sys.argv[1:]]),
-        "commit": _commit(),
+        "command": " ".join([*program, *sys.argv[1:]]),
+        "commit": commit if is_committed() or not commit else f"{commit}-dirty",
         "machine": machine(),
         "packages": packages(),
     }
@@ -154,9 +156,9 @@ def spread(values: Iterable[float], digits: int = 3) -> dict[str, float]:
     return {name: round(value, digits) for name, value in named.items()}
 
 
-def median_ratio(values: Sequence[float], base: Sequence[float], digits: int = 3) -> float:
+def median_ratio(values: Sequence[float], base: Sequence[float]) -> float:
     """Return the median of the ratios of each round, which a slow phase of the machine does not change."""
-    return round(statistics.median(a / b for a, b in zip(values, base, strict=True)), digits)
+    return round(statistics.median(a / b for a, b in zip(values, base, strict=True)), 3)
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -187,30 +189,12 @@ def with_section(page: str, mark: str, section: str) -> str:
     return replaced
 
 
-def with_tables(page: str, tables: Iterable[str]) -> str:
-    """Return a page with the tables of the same headings replaced; errors as `with_section`."""
-    for each in tables:
-        heading, end, rest = each.partition("\n")
-        page = with_section(page, heading + end, rest)
-    return page
-
-
 def show(headings: Sequence[str], rows: Iterable[Sequence[object]], width: int = 140) -> None:
     """Print a table on the terminal."""
     table = Table(*headings)
     for row in rows:
         table.add_row(*map(str, row))
     Console(width=width).print(table)
-
-
-def _program() -> list[str]:
-    spec = sys.modules["__main__"].__spec__
-    return ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
-
-
-def _commit() -> str:
-    found = _git("rev-parse", "--short", "HEAD")
-    return found if is_committed() or not found else f"{found}-dirty"
 
 
 def _git(*words: str) -> str:

@@ -75,18 +75,23 @@ def _kill(running: servers.Supervised, model: str, pid: int) -> Outage:
     return Outage(failures, max(0.0, min(begin_s for begin_s in later if begin_s > last_s)))
 
 
-def last_error_s(outage: Outage) -> float:
-    """Return the time of the last error after the kill; requests without any response do not count."""
-    return max((each.end_s for each in outage.failures if not is_unanswered(each)), default=0.0)
-
-
 def summarise(outcomes: Mapping[str, list[Outage]]) -> list[record.Row]:
-    """Return a row for each killed process, from the outages of each round."""
+    """Return a row for each killed process, from the outages of each round.
+
+    Requests without any response do not count in the time of the last error.
+    """
+    last_s = {
+        killed: max(
+            (each.end_s for outage in rounds for each in outage.failures if not is_unanswered(each)),
+            default=0.0,
+        )
+        for killed, rounds in outcomes.items()
+    }
     return [
         {"killed": killed}
         | record.spread((each.back_s for each in rounds), 2)
         | {
-            "last_error_max": round(max(map(last_error_s, rounds)), 2),
+            "last_error_max": round(last_s[killed], 2),
             "failed": statistics.median(len(each.failures) for each in rounds),
             "unanswered": statistics.median(sum(map(is_unanswered, each.failures)) for each in rounds),
             "goal": GOALS_S[SERVER if killed == SERVER else "stub"],

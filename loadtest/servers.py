@@ -151,19 +151,15 @@ def by_hand(
     )
     try:
         end_s = time.monotonic() + START_S
-        while not _listens(port):
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
             if process.poll() is not None or time.monotonic() > end_s:
                 raise ServerError("the service by hand did not start; its log is above")
             time.sleep(0.1)
         yield process.pid, port
     finally:
         _end(process)
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
 
 
 def log_tail(log: Path) -> str:

@@ -47,15 +47,7 @@ def post(
     # wrk takes whole seconds only.
     load = ["-t1", f"-c{concurrency}", f"-d{math.ceil(seconds)}", f"--timeout={TIMEOUT_S}s", "--latency"]
     words = ["wrk", *load, "-s", str(script), f"http://127.0.0.1:{port}{path}"]
-    return parse(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-
-
-def parse(text: str) -> Load:
-    """Parse the output of wrk.
-
-    Raises:
-        LoadFailed: a request failed, or none was answered.
-    """
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in text or "Socket errors" in text:
         raise LoadFailed(f"requests failed, so the rate is invalid:\n{text}")
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)

@@ -1,20 +1,17 @@
-"""What several layers of tests share: paths, photos, and images made in memory."""
+"""What several layers of tests share: paths, the clock, and the order of tests."""
 
 import contextlib
-import io
 import os
 import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from PIL import Image
 
 # How fast an example runs says nothing on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -135,30 +132,3 @@ class FakeClock:
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
-
-
-@pytest.fixture
-def encode() -> Callable[..., bytes]:
-    """Encode uint8 pixels as an image file: `encode(pixels, "PNG", **options)`."""
-
-    def encode_image(
-        pixels: np.ndarray, image_format: str = "PNG", mode: str | None = None, **options: Any
-    ) -> bytes:
-        target = io.BytesIO()
-        image = Image.fromarray(pixels)
-        (image.convert(mode) if mode else image).save(target, image_format, **options)
-        return target.getvalue()
-
-    return encode_image
-
-
-@pytest.fixture
-def gradient() -> Callable[[int, int], np.ndarray]:
-    """A smooth RGB picture, uint8[H, W, 3]; smooth, so that JPEG changes it little."""
-
-    def make(height: int, width: int) -> np.ndarray:
-        rows, columns = np.linspace(0, 255, height), np.linspace(0, 255, width)
-        planes = np.broadcast_arrays(rows[:, None], columns[None, :], np.float64(96))
-        return np.asarray(np.stack(planes, axis=-1), np.uint8)
-
-    return make

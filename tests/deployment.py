@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +80,9 @@ def listening() -> Iterator[tuple[str, list[bytes]]]:
     """Run a server that responds to every POST with an empty object; yields its address and the bodies."""
     bodies: list[bytes] = []
 
-    class Page(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
+    def answer(path: str, headers: Message, body: bytes) -> tuple[int, bytes]:
+        bodies.append(body)
+        return 200, b"{}"
 
-        def log_message(self, *about: object) -> None:
-            """Say nothing on stderr."""
-
-    with http_receiver.listening(Page) as address:
+    with http_receiver.receiving(answer) as address:
         yield f"http://{address}", bodies

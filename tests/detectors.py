@@ -162,16 +162,9 @@ def add_detector(
     head: str = "",
     instances: int | None = None,
 ) -> Path:
-    (folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
-    onnx.save((network or TestDetector("yolov8")).build(), folder / f"{name}.onnx")
-    request = AddRequest(
-        folder / f"{name}.onnx",
-        name,
-        {"preset": "yolo"},
-        folder / "labels.txt",
-        task="detect",
-        head=head,
-        instances=instances,
-    )
+    (labels := folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
+    onnx.save((network or TestDetector("yolov8")).build(), path := folder / f"{name}.onnx")
+    how = {"preset": "yolo"}
+    request = AddRequest(path, name, how, labels, task="detect", head=head, instances=instances)
     add(repository := folder / "models", request, None)
     return repository

@@ -1,7 +1,8 @@
 """Networks for tests that return embeddings, and classifiers whose scores look like embeddings."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,131 +12,76 @@ from onnx import helper
 from PIL import Image
 
 from nereid.models.publish.add import AddRequest, add
-from tests.networks import Dims, constant, network, value
+from tests.networks import Dims, written
 from tests.pictures import save
 
 SIDE, CHANNELS, DIMS = 32, 12, 64
-Nodes = list[onnx.NodeProto]
-# Turns the last Gemm's rows `raw` into `output`.
-Tail = Callable[[], tuple[Nodes, list[onnx.TensorProto]]]
-
-
-def _plain() -> tuple[Nodes, list[onnx.TensorProto]]:
-    return [helper.make_node("Identity", ["raw"], ["output"])], []
-
-
-def _operator(name: str) -> Tail:
-    return lambda: ([helper.make_node(name, ["raw"], ["output"], axis=1)], [])
-
-
-def _torch() -> tuple[Nodes, list[onnx.TensorProto]]:
-    """As torch exports `F.normalize`: divided by the clipped length."""
-    nodes = [
-        helper.make_node("ReduceL2", ["raw"], ["length"], axes=[1], keepdims=1),
-        helper.make_node("Clip", ["length", "least"], ["clipped"]),
-        helper.make_node("Shape", ["raw"], ["shape"]),
-        helper.make_node("Expand", ["clipped", "shape"], ["expanded"]),
-        helper.make_node("Div", ["raw", "expanded"], ["output"]),
-    ]
-    return nodes, [constant("least", np.array(1e-12, np.float32))]
-
-
-def _tensorflow() -> tuple[Nodes, list[onnx.TensorProto]]:
-    """As tf2onnx exports `tf.math.l2_normalize`: multiplied by the inverse square root."""
-    nodes = [
-        helper.make_node("Mul", ["raw", "raw"], ["squares"]),
-        helper.make_node("ReduceSum", ["squares", "axis"], ["sum"], keepdims=1),
-        helper.make_node("Max", ["sum", "least"], ["clipped"]),
-        helper.make_node("Sqrt", ["clipped"], ["length"]),
-        helper.make_node("Reciprocal", ["length"], ["inverse"]),
-        helper.make_node("Mul", ["raw", "inverse"], ["output"]),
-    ]
-    return nodes, [constant("least", np.array(1e-12, np.float32)), constant("axis", np.array([1]))]
-
-
-def _positive() -> tuple[Nodes, list[onnx.TensorProto]]:
-    """Features behind a ReLU, so that no component is negative."""
-    nodes = [
-        helper.make_node("Relu", ["raw"], ["positive"]),
-        helper.make_node("LpNormalization", ["positive"], ["output"], axis=1, p=2),
-    ]
-    return nodes, []
-
-
-def _written_softmax() -> tuple[Nodes, list[onnx.TensorProto]]:
-    """A softmax written out, so sure of one class that its rows have the length 1."""
-    nodes = [
-        helper.make_node("ReduceMax", ["raw"], ["largest"], axes=[1], keepdims=1),
-        helper.make_node("Sub", ["raw", "largest"], ["moved"]),
-        helper.make_node("Mul", ["moved", "sharpness"], ["sharp"]),
-        helper.make_node("Exp", ["sharp"], ["powers"]),
-        helper.make_node("ReduceSum", ["powers", "axis"], ["sum"], keepdims=1),
-        helper.make_node("Div", ["powers", "sum"], ["output"]),
-    ]
-    return nodes, [constant("sharpness", np.array(1e4, np.float32)), constant("axis", np.array([1]))]
-
-
-def _one_label(is_written: bool) -> Tail:
-    """Sigmoids of which exactly one is 1: such a row has the length 1, too."""
-
-    def tail() -> tuple[Nodes, list[onnx.TensorProto]]:
-        nodes = [
-            helper.make_node("Mul", ["raw", "nothing"], ["zeros"]),
-            helper.make_node("Add", ["zeros", "logits"], ["sure"]),
-        ]
-        if is_written:
-            nodes += [
-                helper.make_node("Neg", ["sure"], ["negative"]),
-                helper.make_node("Exp", ["negative"], ["powers"]),
-                helper.make_node("Add", ["powers", "single"], ["denominator"]),
-                helper.make_node("Div", ["single", "denominator"], ["output"]),
-            ]
-        else:
-            nodes.append(helper.make_node("Sigmoid", ["sure"], ["output"]))
-        logits = np.where(np.arange(DIMS) == 3, 12, -9).astype(np.float32)
-        constants = {"nothing": np.array(0, np.float32), "single": np.array(1, np.float32), "logits": logits}
-        return nodes, [constant(name, array) for name, array in constants.items()]
-
-    return tail
-
-
-def _cosines(scale: float) -> Tail:
-    """A classifier by angles: cosines with the centres of the classes, as in ArcFace and CosFace."""
-
-    def tail() -> tuple[Nodes, list[onnx.TensorProto]]:
-        centres = np.random.default_rng(5).standard_normal((DIMS, DIMS)).astype(np.float32)
-        centres *= scale / np.linalg.norm(centres, axis=0)
-        nodes = [
-            helper.make_node("LpNormalization", ["raw"], ["unit"], axis=1, p=2),
-            helper.make_node("MatMul", ["unit", "centres"], ["output"]),
-        ]
-        return nodes, [constant("centres", centres)]
-
-    return tail
-
-
-# Networks whose rows have the length 1.
-UNIT: Mapping[str, Tail] = {
-    "torch": _torch,
-    "tensorflow": _tensorflow,
-    "operator": lambda: ([helper.make_node("LpNormalization", ["raw"], ["output"], axis=1, p=2)], []),
-    "positive": _positive,
+CENTRES = np.random.default_rng(5).standard_normal((DIMS, DIMS)).astype(np.float32)
+CENTRES /= np.linalg.norm(CENTRES, axis=0)
+# What the tails name.
+CONSTANTS: Mapping[str, np.ndarray] = {
+    "least": np.array(1e-12, np.float32),
+    "columns": np.array([1]),
+    "sharpness": np.array(1e4, np.float32),
+    "nothing": np.array(0, np.float32),
+    "single": np.array(1, np.float32),
+    "sure": np.where(np.arange(DIMS) == 3, 12, -9).astype(np.float32),
+    "centres": CENTRES,
+    "scaled": CENTRES * 30,
 }
+# A tail turns the last Gemm's rows `raw` into `output`.
+PLAIN = "output = Identity (raw)"
+# Networks whose rows have the length 1.
+UNIT = {
+    # As torch exports `F.normalize`: divided by the clipped length.
+    "torch": """
+        length = ReduceL2 <axes = [1], keepdims = 1> (raw)
+        clipped = Clip (length, least)
+        shape = Shape (raw)
+        expanded = Expand (clipped, shape)
+        output = Div (raw, expanded)""",
+    # As tf2onnx exports `tf.math.l2_normalize`: multiplied by the inverse square root.
+    "tensorflow": """
+        squares = Mul (raw, raw)
+        sum = ReduceSum <keepdims = 1> (squares, columns)
+        clipped = Max (sum, least)
+        length = Sqrt (clipped)
+        inverse = Reciprocal (length)
+        output = Mul (raw, inverse)""",
+    "operator": "output = LpNormalization <axis = 1, p = 2> (raw)",
+    # Features behind a ReLU, so that no component is negative.
+    "positive": "positive = Relu (raw) output = LpNormalization <axis = 1, p = 2> (positive)",
+}
+# Sigmoids of which exactly one is 1: such a row has the length 1, too.
+ONE_LABEL = "zeros = Mul (raw, nothing) logits = Add (zeros, sure)"
+# Cosines with the centres of the classes, as in ArcFace and CosFace: a classifier by angles.
+ANGLES = "unit = LpNormalization <axis = 1, p = 2> (raw)"
 # Networks that must never be taken for them.
-SCORES: Mapping[str, Tail] = {
-    "logits": _plain,
-    "softmax": _operator("Softmax"),
-    "log softmax": _operator("LogSoftmax"),
-    "sure softmax, written out": _written_softmax,
-    "one label": _one_label(False),
-    "one label, written out": _one_label(True),
-    "cosines": _cosines(1),
-    "scaled cosines": _cosines(30),
+SCORES = {
+    "logits": PLAIN,
+    "softmax": "output = Softmax <axis = 1> (raw)",
+    "log softmax": "output = LogSoftmax <axis = 1> (raw)",
+    # So sure of one class that its rows have the length 1.
+    "sure softmax, written out": """
+        largest = ReduceMax <axes = [1], keepdims = 1> (raw)
+        moved = Sub (raw, largest)
+        sharp = Mul (moved, sharpness)
+        powers = Exp (sharp)
+        sum = ReduceSum <keepdims = 1> (powers, columns)
+        output = Div (powers, sum)""",
+    "one label": f"{ONE_LABEL} output = Sigmoid (logits)",
+    "one label, written out": f"""{ONE_LABEL}
+        negative = Neg (logits)
+        powers = Exp (negative)
+        denominator = Add (powers, single)
+        output = Div (single, denominator)""",
+    "cosines": f"{ANGLES} output = MatMul (unit, centres)",
+    "scaled cosines": f"{ANGLES} output = MatMul (unit, scaled)",
 }
 
 
 def convolutional(
-    tail: Tail = _plain,
+    tail: str = PLAIN,
     seed: int = 1,
     noise: float = 0.0,
     shape: Dims = ("N", 3, SIDE, SIDE),
@@ -144,7 +90,7 @@ def convolutional(
     """Build a small network of convolutions, a pooling and a Gemm, and the tail behind them.
 
     Args:
-        tail: computes `output` from the Gemm's rows.
+        tail: computes `output` from the Gemm's rows `raw`, in ONNX's text form.
         seed: of the weights.
         noise: added to the weights of the Gemm, relative to them: a retrained network.
         shape: of the images.
@@ -155,43 +101,32 @@ def convolutional(
     second = rng.standard_normal((2 * CHANNELS, CHANNELS, 3, 3)).astype(np.float32) / 6
     weights = rng.standard_normal((2 * CHANNELS, DIMS)).astype(np.float32)
     weights += noise * rng.standard_normal(weights.shape).astype(np.float32)
-    nodes, more = tail()
-    made = network(
-        [
-            helper.make_node("Conv", ["image", "first"], ["one"], strides=[2, 2], pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["one"], ["two"]),
-            helper.make_node("Conv", ["two", "second"], ["three"], strides=[2, 2], pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["three"], ["four"]),
-            helper.make_node("GlobalAveragePool", ["four"], ["means"]),
-            helper.make_node("Flatten", ["means"], ["flat"], axis=1),
-            helper.make_node("Gemm", ["flat", "weights", "bias"], ["raw"]),
-            *nodes,
-        ],
-        [value("image", "FP32", shape)],
-        [value("output", "FP32", [shape[0], DIMS])],
-        [
-            constant("first", first),
-            constant("second", second),
-            constant("weights", weights),
-            constant("bias", rng.standard_normal(DIMS).astype(np.float32) / 4),
-            *more,
-        ],
+    made = written(
+        f"""(float[{",".join(map(str, shape))}] image) => (float[{shape[0]},{DIMS}] output) {{
+            one = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (image, first)
+            two = Relu (one)
+            three = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (two, second)
+            four = Relu (three)
+            means = GlobalAveragePool (four)
+            flat = Flatten <axis = 1> (means)
+            raw = Gemm (flat, weights, bias)
+            {tail}
+        }}""",
+        first=first,
+        second=second,
+        weights=weights,
+        bias=rng.standard_normal(DIMS).astype(np.float32) / 4,
+        **{name: array for name, array in CONSTANTS.items() if re.search(rf"\b{name}\b", tail)},
     )
     helper.set_model_props(made, metadata)
     return made
 
 
-def add_embedder(
-    folder: Path, name: str = "faces", made: onnx.ModelProto | None = None, task: str = "embed"
-) -> Path:
+def add_embedder(folder: Path, made: onnx.ModelProto | None = None) -> Path:
     """Add a network of embeddings to the repository `models` in a folder; return the repository."""
-    onnx.save(made or convolutional(), folder / f"{name}.onnx")
+    onnx.save(made or convolutional(), path := folder / "faces.onnx")
     parameters = {"resize": "exact", "scale": str(1 / 255)}
-    add(
-        repository := folder / "models",
-        AddRequest(folder / f"{name}.onnx", name, parameters, task=task),
-        None,
-    )
+    add(repository := folder / "models", AddRequest(path, "faces", parameters, task="embed"), None)
     return repository
 
 

@@ -2,14 +2,33 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextlib.contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Run an HTTP server on a free port until the context ends; gives HOST:PORT."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def receiving(answer: Callable[[str, Message, bytes], tuple[int, bytes]]) -> Iterator[str]:
+    """Run an HTTP server on a free port until the context ends; gives HOST:PORT.
+
+    `answer` returns the status and body for the path, headers and body of a POST.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status, page = answer(self.path, self.headers, body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *words: object) -> None:
+            """Write nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         try:

@@ -67,9 +67,11 @@ def network(
     return model
 
 
-def written(graph: str, **weights: np.ndarray) -> onnx.ModelProto:
+def written(
+    graph: str, opset: int = OPSET, ir_version: int = IR_VERSION, /, **weights: np.ndarray
+) -> onnx.ModelProto:
     """Build a network from ONNX's text form, such as `(float[N,3] x) => (float[N,3] y) { y = Relu(x) }`."""
-    head = f'ir_version: {IR_VERSION}, opset_import: ["": {OPSET}], producer_name: "tests"'
+    head = f'ir_version: {ir_version}, opset_import: ["": {opset}], producer_name: "tests"'
     model = onnx.parser.parse_model(f"<{head}> network {graph}")
     model.graph.initializer.extend(constant(*each) for each in weights.items())
     onnx.checker.check_model(model)

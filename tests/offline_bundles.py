@@ -23,17 +23,16 @@ def write_wheel(
     version: str,
     metadata: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
-    tag: str = "py3-none-any",
 ) -> Path:
     stem = f"{name.replace('-', '_')}-{version}"
     head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata]
     members = {
         f"{stem}.dist-info/METADATA": "\n".join([*head, ""]),
-        f"{stem}.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{stem}.dist-info/RECORD": "",
         **(files or {}),
     }
-    with zipfile.ZipFile(path := folder / f"{stem}-{tag}.whl", "w") as archive:
+    with zipfile.ZipFile(path := folder / f"{stem}-py3-none-any.whl", "w") as archive:
         for member, content in members.items():
             archive.writestr(member, content)
     return path

@@ -4,13 +4,13 @@ import gzip
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from email.message import Message
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from tests.http_receiver import listening
+from tests import http_receiver
 from tests.routes import wait_until
 
 
@@ -62,19 +62,13 @@ def root_of(spans: Collection[Span], caller: str = "") -> Span:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            receiver.spans += decoded(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
+    def answer(path: str, headers: Message, body: bytes) -> tuple[int, bytes]:
+        if headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        receiver.spans += decoded(ExportTraceServiceRequest.FromString(body))
+        return 200, b""
 
-        def log_message(self, *words: Any) -> None:
-            """Write nothing."""
-
-    with listening(Handler) as address:
+    with http_receiver.receiving(answer) as address:
         receiver = Receiver(f"http://{address}")
         yield receiver
 

@@ -28,6 +28,19 @@ def save(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes
     return target.getvalue()
 
 
+def encode(pixels: np.ndarray, image_format: str = "PNG", mode: str | None = None, **options: Any) -> bytes:
+    """Encode uint8 pixels as an image file, converted to a mode of Pillow's."""
+    image = Image.fromarray(pixels)
+    return save(image.convert(mode) if mode else image, image_format, **options)
+
+
+def gradient(height: int, width: int) -> np.ndarray:
+    """Return a smooth RGB picture, uint8[H, W, 3]; smooth, so that JPEG changes it little."""
+    rows, columns = np.linspace(0, 255, height), np.linspace(0, 255, width)
+    planes = np.broadcast_arrays(rows[:, None], columns[None, :], np.float64(96))
+    return np.asarray(np.stack(planes, axis=-1), np.uint8)
+
+
 def noise(height: int, width: int) -> np.ndarray:
     """Return random pixels, which show every shift, flip and filter: uint8[H, W, 3]."""
     return np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)

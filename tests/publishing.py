@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +38,20 @@ OTHER_ANSWERS = Gates(is_change_accepted=True, max_slowdown=100)
 
 
 def classifier(
-    datatype: str = "FP32",
-    shape: Dims = ("N", 3, SIDE, SIDE),
-    outputs: Sequence[str] = ("logits",),
-    classes: int = CLASSES,
+    datatype: str = "FP32", shape: Dims = ("N", 3, SIDE, SIDE), outputs: Sequence[str] = ("logits",)
 ) -> onnx.ModelProto:
     """Build a network that averages the pixels of each channel and draws class scores from them."""
-    is_last = shape[-1] == 3
-    axes = [1, 2] if is_last else [2, 3]
+    axes = [1, 2] if shape[-1] == 3 else [2, 3]
     nodes = [
         helper.make_node("Cast", ["images"], ["floats"], to=onnx.TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["floats"], ["means"], axes=axes, keepdims=0),
     ]
     nodes += [helper.make_node("MatMul", ["means", "weights"], [name]) for name in outputs]
-    weights = np.linspace(-1, 1, 3 * classes, dtype=np.float32).reshape(3, classes)
+    weights = np.linspace(-1, 1, 3 * CLASSES, dtype=np.float32).reshape(3, CLASSES)
     return network(
         nodes,
         [value("images", datatype, shape)],
-        [value(name, "FP32", [shape[0], classes]) for name in outputs],
+        [value(name, "FP32", [shape[0], CLASSES]) for name in outputs],
         [constant("weights", weights)],
     )
 
@@ -102,6 +99,20 @@ def propose(repository: Path, request: AddRequest) -> AddProposal:
 
     add(repository, request, None, confirm=confirm)
     return proposals[0]
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Require that a folder has the same files after the block as before it."""
+    before = contents(folder)
+    yield
+    assert contents(folder) == before
+
+
+def edit_route(repository: Path, name: str = ROUTE, **changes: Any) -> None:
+    """Write a route's file with other fields."""
+    path = repository / f"{name}.route.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def contents(repository: Path) -> dict[str, str]:

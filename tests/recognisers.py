@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.tasks.read.characters import KEY
 from nereid.tasks.read.dictionary import characters_of
-from tests.networks import constant, value
+from tests.networks import value, written
 
 ADAPTED = TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"
 CHARACTERS = ("a", "b", "ß", "\u2028", "文")
@@ -80,29 +79,24 @@ class TestRecogniser:
         return np.random.default_rng(7).standard_normal((3, self.classes)).astype(np.float32) * 4
 
     def build(self) -> onnx.ModelProto:
-        element = {"FP16": TensorProto.FLOAT16, "FP64": TensorProto.DOUBLE, "FP32": TensorProto.FLOAT}
-        pool: dict[str, Any] = {"kernel_shape": [48, STEP_PX], "strides": [48, STEP_PX]}
-        nodes = [
-            helper.make_node("AveragePool", ["x"], ["means"], **pool),
-            helper.make_node("Transpose", ["means"], ["steps"], perm=[0, 3, 1, 2]),
-            helper.make_node("Reshape", ["steps", "dims"], ["colours"]),
-            helper.make_node("MatMul", ["colours", "weights"], ["logits"]),
-            helper.make_node("Softmax", ["logits"], ["values"], axis=2)
-            if self.has_softmax
-            else helper.make_node("Identity", ["logits"], ["values"]),
-            helper.make_node("Cast", ["values"], ["classes"], to=element[self.datatype]),
-        ]
+        kind = {"FP16": "float16", "FP64": "double", "FP32": "float"}[self.datatype]
+        element = TensorProto.DataType.Value(kind.upper())
         first = self.batch if self.batch is not None else "N"
-        graph = helper.make_graph(
-            nodes,
-            "recogniser",
-            [value("x", "FP32", [first, *self.shape])],
-            [value("classes", self.datatype, [first, "T", self.classes])],
-            [constant("weights", self.weights), constant("dims", np.array([0, -1, 3]))],
+        shape = ",".join(map(str, self.shape))
+        model = written(
+            f"""(float[{first},{shape}] x) => ({kind}[{first},T,{self.classes}] classes) {{
+                means = AveragePool <kernel_shape = [48, {STEP_PX}], strides = [48, {STEP_PX}]> (x)
+                steps = Transpose <perm = [0, 3, 1, 2]> (means)
+                colours = Reshape (steps, dims)
+                logits = MatMul (colours, weights)
+                values = {"Softmax <axis = 2>" if self.has_softmax else "Identity"} (logits)
+                classes = Cast <to = {element}> (values)
+            }}""",
+            self.opset,
+            weights=self.weights,
+            dims=np.array([0, -1, 3]),
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
         write_characters(model, self.characters)
-        onnx.checker.check_model(model)
         return model
 
     def probabilities(self, lines: np.ndarray) -> np.ndarray:

@@ -144,8 +144,8 @@ def store_ensemble(repository: Path, name: str, model: str, version: int) -> Non
     (folder / "config.pbtxt").write_text(f'platform: "ensemble"\n{TENSORS}{step}')
 
 
-def store_router(repository: Path, name: str, path: str = "", config: str = NETWORK) -> None:
-    """Store a route's model; its route file is `path`, by default `NAME.route.json` in the repository.
+def store_router(repository: Path, name: str, config: str = NETWORK) -> None:
+    """Store a route's model, whose route file is `NAME.route.json` in the repository.
 
     `config` has the tensors and settings that the route shares with its variants.
     """
@@ -153,7 +153,7 @@ def store_router(repository: Path, name: str, path: str = "", config: str = NETW
     (folder / "1").mkdir(parents=True)
     (folder / "labels.txt").write_text(LABELS)
     added = "".join(tensor("output", each, "STRING", [1]) for each in ROUTE_OUTPUTS)
-    route = f'parameters {{ key: "route" value {{ string_value: "{path or f"{name}.route.json"}" }} }}\n'
+    route = f'parameters {{ key: "route" value {{ string_value: "{name}.route.json" }} }}\n'
     (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{added}{route}')
 
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
-from tests.networks import constant
+from tests.networks import written
 
 CLASSES = 5
-ELEMENTS = {"FP32": TensorProto.FLOAT, "FP16": TensorProto.FLOAT16, "UINT8": TensorProto.UINT8}
+ELEMENTS = {"FP32": "float", "FP16": "float16", "UINT8": "uint8"}
 LUMA = np.array([0.299, 0.587, 0.114])
 
 
@@ -48,46 +47,27 @@ class UserNetwork:
         return [self.batch if self.batch is not None else "N", *inner]
 
     def build(self) -> onnx.ModelProto:
-        element = ELEMENTS[self.datatype]
-        work = TensorProto.FLOAT16 if self.datatype == "FP16" else TensorProto.FLOAT
-        nodes, last = [], "image"
-        if self.datatype == "UINT8":
-            nodes.append(helper.make_node("Cast", [last], ["float"], to=TensorProto.FLOAT))
-            last = "float"
+        steps = {"means": "GlobalAveragePool", "flat": "Flatten <axis = 1>", "logits": "MatMul"}
         if self.is_last:
-            nodes.append(helper.make_node("Transpose", [last], ["planes"], perm=[0, 3, 1, 2]))
-            last = "planes"
-        nodes += [
-            helper.make_node("GlobalAveragePool", [last], ["means"]),
-            helper.make_node("Flatten", ["means"], ["flat"], axis=1),
-            helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
-        ]
-        last = "logits"
+            steps = {"planes": "Transpose <perm = [0, 3, 1, 2]>"} | steps
+        if self.datatype == "UINT8":
+            steps = {"floats": "Cast <to = 1>"} | steps
         if self.activation != "none":
-            operator = {"softmax": "Softmax", "sigmoid": "Sigmoid"}[self.activation]
-            nodes.append(helper.make_node(operator, [last], ["activated"]))
-            last = "activated"
+            steps["activated"] = self.activation.title()
         if self.tail:
-            axes = constant("axes", np.arange(2, 2 + self.tail))
-            nodes.append(helper.make_node("Unsqueeze", [last, "axes"], ["tailed"]))
-            last = "tailed"
-        nodes[-1].output[0] = "output"
+            steps["tailed"] = "Unsqueeze"
+        more = {"logits": ", weights", "tailed": ", axes"}
+        places = zip(steps, ["image", *steps], [*[*steps][:-1], "output"], strict=False)
+        nodes = " ".join(f"{to} = {steps[name]} ({of}{more.get(name, '')})" for name, of, to in places)
         matrix = self._matrix.astype(np.float16 if self.datatype == "FP16" else np.float32)
-        scale = 1 / 255 if self.datatype == "UINT8" else 1
-        first = self.batch if self.batch is not None else "N"
-        graph = helper.make_graph(
-            nodes,
-            "classifier",
-            [helper.make_tensor_value_info("image", element, self.shape())],
-            [helper.make_tensor_value_info("output", work, [first, CLASSES, *[1] * self.tail])],
-            [constant("weights", matrix * matrix.dtype.type(scale)), *([axes] if self.tail else [])],
-        )
-        made = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=self.ir_version
-        )
-        if self.opset <= 26:
-            onnx.checker.check_model(made)
-        return made
+        constants = {"weights": matrix * matrix.dtype.type(1 / 255 if self.datatype == "UINT8" else 1)}
+        if self.tail:
+            constants["axes"] = np.arange(2, 2 + self.tail)
+        shape = [str(dim) for dim in self.shape()]
+        out = [shape[0], str(CLASSES), *["1"] * self.tail]
+        work = "float16" if self.datatype == "FP16" else "float"
+        io = f"({ELEMENTS[self.datatype]}[{','.join(shape)}] image) => ({work}[{','.join(out)}] output)"
+        return written(f"{io} {{ {nodes} }}", self.opset, self.ir_version, **constants)
 
     def logits(self, pixels: np.ndarray) -> Any:
         """Return the reference, float64[N, C]; a grey network also takes three channels."""

@@ -51,10 +51,14 @@ ELSEWHERE = {
 
 def tables(bench: Record, others: Mapping[str, Record]) -> list[str]:
     """Return the tables of docs/benchmarks.md: the benchmark's, and the records of other commands by name."""
+    noise = [
+        (name.replace("_", " "), values["median"], f"{values['min']}..{values['max']}")
+        for name, values in (bench["noise"] or {}).items()
+    ]
     return [
         record.markdown(("", ""), _conditions(bench)),
         record.table(TARGETS, bench["targets"]),
-        record.markdown(("second / first", "median", "min..max"), _noise(bench["noise"] or {})),
+        record.markdown(("second / first", "median", "min..max"), noise),
         record.markdown(summary.HEADINGS, map(summary.cells, bench["rows"])),
         record.markdown(("record", "command", "page"), _others(others)),
     ]
@@ -88,11 +92,6 @@ def _conditions(bench: Record) -> list[tuple[str, object]]:
         ("record", f"[{NAME}.json](../loadtest/results/{NAME}.json)"),
         *(("note", note) for note in bench["notes"]),
     ]
-
-
-def _noise(noise: Row) -> Iterator[Sequence[object]]:
-    for name, values in noise.items():
-        yield name.replace("_", " "), values["median"], f"{values['min']}..{values['max']}"
 
 
 def _others(others: Mapping[str, Record]) -> Iterator[Sequence[object]]:
@@ -158,9 +157,12 @@ def pages() -> dict[Path, str]:
     found: dict[str, Record] = {
         path.stem: json.loads(path.read_text()) for path in record.RESULTS.glob("*.json")
     }
-    bench = found.pop(NAME)
+    bench, benchmarks = found.pop(NAME), BENCHMARKS.read_text()
+    for table in tables(bench, found):
+        heading, rest = table.split("\n", 1)
+        benchmarks = record.with_section(benchmarks, f"{heading}\n", rest)
     return {
-        BENCHMARKS: record.with_tables(BENCHMARKS.read_text(), tables(bench, found)),
+        BENCHMARKS: benchmarks,
         README: record.with_section(README.read_text(), MARK, readme_section(bench)),
         PERFORMANCE: record.with_section(PERFORMANCE.read_text(), MARK, cost_section(bench)),
     }

@@ -47,10 +47,6 @@ class Running:
         """Return the CPU seconds of the processes so far."""
         return sum(map(resource_usage.cpu_s, self.pids))
 
-    def memory_mb(self) -> float:
-        """Return the memory (PSS) of the processes."""
-        return sum(map(resource_usage.memory_bytes, self.pids)) / resource_usage.MB
-
     def sample(self, model: str, load: Callable[[], Load]) -> Sample:
         """Load a model; returns rate and latencies, and the use of CPU and memory.
 
@@ -59,7 +55,7 @@ class Running:
         """
         images, cpu_s = self.answered(model), self.cpu_s()
         seen = load()
-        memory_mb = self.memory_mb()
+        memory_mb = sum(map(resource_usage.memory_bytes, self.pids)) / resource_usage.MB
         images = self.finished(model) - images
         if not images:
             raise LoadFailed(f"{model} answered no request")
@@ -117,7 +113,7 @@ class Paths:
 
     def _load(self, cell: Cell, seconds: float) -> Load:
         running = self._running[cell.path]
-        port, path, headers = self._gateway_port, PREDICT, {VARIANT_HEADER: f"v{_version(cell)}"}
+        port, path, headers = self._gateway_port, PREDICT, {VARIANT_HEADER: f"v{PRECISIONS[cell.precision]}"}
         if cell.path != "gateway":
             port, path = running.ports.http, infer_path(model_of(cell))
         if cell.path not in ("gateway", "route"):
@@ -134,12 +130,8 @@ class Paths:
 def model_of(cell: Cell) -> str:
     """Return the model of a cell, as in the server's URLs."""
     if cell.path == "network":
-        return f"efficientnet_lite0/versions/{_version(cell)}"
-    return "classify" if cell.path in ("route", "gateway") else f"classify_v{_version(cell)}"
-
-
-def _version(cell: Cell) -> int:
-    return PRECISIONS[cell.precision]
+        return f"efficientnet_lite0/versions/{PRECISIONS[cell.precision]}"
+    return "classify" if cell.path in ("route", "gateway") else f"classify_v{PRECISIONS[cell.precision]}"
 
 
 @contextlib.contextmanager

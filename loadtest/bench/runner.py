@@ -37,13 +37,17 @@ def bench(cells: Sequence[Cell], rounds: int, seconds: float, environment: Envir
     load_before = os.getloadavg()[0]
     with exit_on_sigterm(), _failures_named():
         series = _measure(cells, rounds, seconds, environment)
+    noise = summary.noise(series)
     return {
         "rounds": rounds,
         "seconds": seconds,
         "environment": {name: environment.get(name, value) for name, value in KEEP_BUFFERS.items()},
         "tools": {"wrk": wrk.version()},
         "load_before": round(load_before, 2),
-        **_report(series),
+        "notes": summary.warning(noise),
+        "rows": [summary.row_of(series, cell) for cell in series],
+        "noise": noise,
+        "targets": summary.targets(series),
     }
 
 
@@ -78,16 +82,6 @@ def _measure(
                 series[cell].append(sample)
             print(f"round {number + 1} of {rounds} measured", file=sys.stderr)
     return series
-
-
-def _report(series: dict[Cell, list[Sample]]) -> dict[str, Any]:
-    noise = summary.noise(series)
-    return {
-        "notes": summary.warning(noise),
-        "rows": summary.rows(series),
-        "noise": noise,
-        "targets": summary.targets(series),
-    }
 
 
 def show(result: dict[str, Any]) -> None:

@@ -76,12 +76,8 @@ def _ratio(series: Series, cell: Cell, base: Cell, name: str) -> float:
     return statistics.median(ratios(series, cell, base, name))
 
 
-def rows(series: Series) -> list[Row]:
-    """Return a row per cell: ranges of the samples, and of their ratios to the limit."""
-    return [_row(series, cell) for cell in series]
-
-
-def _row(series: Series, cell: Cell) -> Row:
+def row_of(series: Series, cell: Cell) -> Row:
+    """Return the row of a cell: ranges of the samples, and of their ratios to the limit."""
     row: Row = asdict(cell) | {
         field.name: spread(getattr(sample, field.name) for sample in series[cell]) for field in fields(Sample)
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 from loadtest import record
 from loadtest.gpu_check import claims, machine, processes
-from loadtest.gpu_check.processes import ROOT, Context
+from loadtest.gpu_check.processes import ROOT, STOP_S, Context
 from nereid.base import files
 from nereid.base.errors import WrongUsage
 from nereid.server.installation import cuda_folders
@@ -47,8 +47,8 @@ NOT_REACHED = {"status": "not reached", "reason": "the run ended before", "resul
 class Plan:
     """A run: the time limits of its sections, its time, its files, and the command of a section's process.
 
-    `command` takes the name of a section and its seconds, of which it has `stop_s` to end. `target` gets the
-    results of the run. `earlier` has other sections, which stay.
+    `command` takes the name of a section and its seconds. `target` gets the results of the run. `earlier` has
+    other sections, which stay.
     """
 
     sections: Mapping[str, float]
@@ -58,7 +58,6 @@ class Plan:
     header: Mapping[str, Any]
     command: Callable[[str, float], list[str]]
     environment: Mapping[str, str]
-    stop_s: float = processes.STOP_S
     earlier: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,12 +77,12 @@ def run(plan: Plan, show: Callable[[str], None]) -> dict[str, Any]:
 
 def run_section(name: str, plan: Plan, limit_s: float) -> dict[str, Any]:
     """Run a section in a process of its own; returns its status, reason, seconds and results."""
-    if limit_s < 2 * plan.stop_s:
+    if limit_s < 2 * STOP_S:
         return {**NOT_REACHED, "reason": f"{max(0.0, limit_s):.0f} s of the run were left"}
     begin_s, file = time.monotonic(), plan.folder / f"{name}.json"
     file.unlink(missing_ok=True)
-    words = plan.command(name, limit_s - plan.stop_s)
-    ended = processes.run(words, plan.folder / f"{name}.log", limit_s, plan.environment, plan.stop_s)
+    words = plan.command(name, limit_s - STOP_S)
+    ended = processes.run(words, plan.folder / f"{name}.log", limit_s, plan.environment)
     found = _read(file)
     return {
         "status": ended.status,
@@ -182,7 +181,12 @@ def main() -> int:
     rows = claims.rows(document["sections"])
     record.show(claims.HEADINGS, ([*row.values()] for row in rows))
     print(f"results and logs: {args.folder}")
-    problems = [*unfinished(document), *claims.missed(rows)]
+    problems = [
+        f"section {name}: {each['status']}: {each['reason']}"
+        for name, each in document["sections"].items()
+        if each["status"] != "done"
+    ]
+    problems += claims.missed(rows)
     print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr)
     return int(bool(problems))
 
@@ -194,15 +198,6 @@ def dry_run(sections: Mapping[str, float]) -> int:
         print(f"{name} (at most {limit_s:.0f} s): {str(module.__doc__).splitlines()[0]}")
     print(*(f"missing: {each}" for each in machine.missing()), sep="\n")
     return 0
-
-
-def unfinished(document: Mapping[str, Any]) -> list[str]:
-    """Name the sections that are not done, with their reasons."""
-    return [
-        f"section {name}: {each['status']}: {each['reason']}"
-        for name, each in document["sections"].items()
-        if each["status"] != "done"
-    ]
 
 
 def _document(plan: Plan, sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,10 +32,10 @@ Scores = Callable[[Sequence[bytes]], np.ndarray]
 class Torch:
     """torchvision's decoder and transforms, and timm's network, with random weights: only speed counts."""
 
-    def __init__(self, device: str = "cuda") -> None:
-        self._torch, self._device = import_module("torch"), device
+    def __init__(self) -> None:
+        self._torch = import_module("torch")
         network = import_module("timm").create_model("efficientnet_lite0", pretrained=False)
-        self._network = network.eval().to(device)
+        self._network = network.eval().to("cuda")
         self._io = import_module("torchvision.io")
         self._transforms = import_module("torchvision.transforms.v2.functional")
 
@@ -43,7 +43,7 @@ class Torch:
         """Return the scores of JPEG photos: float32[N, 1000], on the host."""
         with self._torch.inference_mode():
             files = [self._torch.frombuffer(bytearray(each), dtype=self._torch.uint8) for each in photos]
-            decoded = self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device=self._device)
+            decoded = self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device="cuda")
             tensor = self._torch.stack([self._crop(image) for image in decoded]).float()
             tensor = self._transforms.normalize(tensor, mean=[MEAN] * 3, std=[STD] * 3)
             return np.asarray(self._network(tensor).softmax(1).cpu().numpy())

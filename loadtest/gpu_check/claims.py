@@ -46,12 +46,8 @@ CLAIMS = (
     *(
         (f"precisions.max_difference.{name}", f"{name} and the CPU: largest difference of a score", target)
         for name, target in (
-            ("FP32", "≤ 0.01"),
-            ("FP32, CUDA graph", "≤ 0.01"),
-            ("FP16", "≤ 0.02"),
-            ("INT8", "≤ 0.05"),
-            ("TensorRT FP32", "≤ 0.01"),
-            ("TensorRT FP16", "≤ 0.02"),
+            *(("FP32", "≤ 0.01"), ("FP32, CUDA graph", "≤ 0.01"), ("FP16", "≤ 0.02")),
+            *(("INT8", "≤ 0.05"), ("TensorRT FP32", "≤ 0.01"), ("TensorRT FP16", "≤ 0.02")),
         )
     ),
 )
@@ -75,14 +71,11 @@ def holds(target: str, value: Any) -> bool:
 
 def rows(sections: Mapping[str, Any]) -> list[record.Row]:
     """Return a row per claim with its result: the value, `(missed)`, or the status of the section."""
-    return [
-        dict(
-            zip(
-                HEADINGS, (path.partition(".")[0], text, target, _result(path, target, sections)), strict=True
-            )
-        )
+    found = [
+        (path.partition(".")[0], text, target, _result(path, target, sections))
         for path, text, target in CLAIMS
     ]
+    return [dict(zip(HEADINGS, each, strict=True)) for each in found]
 
 
 def missed(found: Iterable[Mapping[str, Any]]) -> list[str]:

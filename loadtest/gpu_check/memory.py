@@ -32,7 +32,9 @@ def measure(context: Context) -> Iterator[Findings]:
     """Yield the memory at each stage, and the outcomes of requests while the GPU is full."""
     before = used_mib()
     with served.running(context, chain.PROFILE) as server:
-        yield {"ready_mib": used_mib() - before, "per_process_mib": per_process_mib()}
+        # Empty in a container that hides processes.
+        used = {f"{each.pid} {each.name}": each.memory_mib for each in nvidia_smi.read_processes()}
+        yield {"ready_mib": used_mib() - before, "per_process_mib": used}
         loaded = _after_requests(server) - before
         yield {"after_requests_mib": loaded}
         again = unload_and_load(server, before)
@@ -45,11 +47,6 @@ def measure(context: Context) -> Iterator[Findings]:
 def used_mib() -> int:
     """Return the used memory of the first GPU, of all processes."""
     return int(nvidia_smi.read_gpus()[0].memory_used_mib or 0)
-
-
-def per_process_mib() -> dict[str, int | None]:
-    """Return the memory of each process on the GPUs; empty in a container that hides processes."""
-    return {f"{each.pid} {each.name}": each.memory_mib for each in nvidia_smi.read_processes()}
 
 
 def unload_and_load(server: EmbeddedServer, before: int) -> Findings:
@@ -100,7 +97,7 @@ def wait_below(limit_mib: int) -> int:
 
 
 @contextmanager
-def full_gpu(words: tuple[str, ...] = (sys.executable, "-m", "loadtest.gpu_check.memory")) -> Iterator[int]:
+def full_gpu() -> Iterator[int]:
     """Take the free memory of the first GPU but for `LEFT_BYTES`; gives the number of bytes.
 
     A process of its own does that, because a CUDA context takes memory, too.
@@ -108,6 +105,7 @@ def full_gpu(words: tuple[str, ...] = (sys.executable, "-m", "loadtest.gpu_check
     Raises:
         RuntimeError: the process failed; its output is in the log of the section.
     """
+    words = [sys.executable, "-m", "loadtest.gpu_check.memory"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -34,10 +34,8 @@ class Ended(NamedTuple):
     reason: str
 
 
-def run(
-    words: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str], stop_s: float = STOP_S
-) -> Ended:
-    """Run a command for at most `limit_s` seconds, `stop_s` of them for its end; its output goes to `log`.
+def run(words: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str]) -> Ended:
+    """Run a command for at most `limit_s` seconds, `STOP_S` of them for its end; its output goes to `log`.
 
     On a timeout, the command and all processes that it started end, too.
     """
@@ -55,9 +53,9 @@ def run(
     code: int | None = None
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(max(0.0, limit_s - stop_s))
+            code = process.wait(max(0.0, limit_s - STOP_S))
     finally:
-        _end(process, stop_s)
+        _end(process)
     if code == 0:
         return Ended("done", "")
     # The reason goes into a record, which has no paths of a machine.
@@ -71,7 +69,7 @@ def run(
     return Ended("failed", f"exit code {code}; {tail}")
 
 
-def _end(process: subprocess.Popen, stop_s: float) -> None:
+def _end(process: subprocess.Popen) -> None:
     """End a process and those that it started; one that is over has none."""
     if process.poll() is not None:
         return
@@ -79,7 +77,7 @@ def _end(process: subprocess.Popen, stop_s: float) -> None:
     below = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     try:
-        process.wait(stop_s)
+        process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

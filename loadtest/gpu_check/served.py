@@ -111,12 +111,6 @@ def _load(port: int, request: Path, concurrency: int, clients: int, seconds: flo
 
 def together(parts: Sequence[Load]) -> Load:
     """Join the loads of several client processes: rates add up, and the worst percentile counts."""
-    return replace(
-        parts[0],
-        rate=sum(each.rate for each in parts),
-        p50_ms=max(each.p50_ms for each in parts),
-        p90_ms=max(each.p90_ms for each in parts),
-        p99_ms=max(each.p99_ms for each in parts),
-        answered=sum(each.answered for each in parts),
-        failed=sum(each.failed for each in parts),
-    )
+    totals = {name: sum(getattr(each, name) for each in parts) for name in ("rate", "answered", "failed")}
+    worst = {name: max(getattr(each, name) for each in parts) for name in ("p50_ms", "p90_ms", "p99_ms")}
+    return replace(parts[0], **totals, **worst)

@@ -1,6 +1,6 @@
 """A trace of CUDA: batches from JPEG to scores without copies to the host."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cache, partial
 from typing import Any
@@ -61,21 +61,15 @@ def trace(work: Callable[[], Any]) -> Copies:
         cupti.activity_flush_all(1)
     finally:
         cupti.activity_disable(cupti.ActivityKind.MEMCPY)
-    copies = summed(_RECORDS)
+    copies: Copies = {}
+    for kind, size in _RECORDS:
+        entry = copies.setdefault(KINDS.get(kind, f"kind {kind}"), {"count": 0, "bytes": 0})
+        entry["count"] += 1
+        entry["bytes"] += size
     _RECORDS.clear()
     if TO_DEVICE not in copies:
         raise RuntimeError(f"the trace lacks even the copies of the images to the device: {copies}")
     return copies
-
-
-def summed(records: Iterable[tuple[int, int]]) -> Copies:
-    """Sum CUPTI's records of copies: kind and bytes of each."""
-    found: Copies = {}
-    for kind, size in records:
-        entry = found.setdefault(KINDS.get(kind, f"kind {kind}"), {"count": 0, "bytes": 0})
-        entry["count"] += 1
-        entry["bytes"] += size
-    return found
 
 
 @cache

@@ -84,8 +84,8 @@ def _replace_gateway(scene: Scene) -> None:
     scene.gateway.start()
 
 
-def _take_cores(scene: Scene) -> None:
-    with busy(2 * available_cores()):
+def _hold(condition: contextlib.AbstractContextManager[None]) -> None:
+    with condition:
         time.sleep(SHORT_S)
 
 
@@ -169,11 +169,6 @@ def _fill_disk(scene: Scene) -> None:
     scene.changes.cycle()
 
 
-def _fill_memory(scene: Scene) -> None:
-    with filled(stub_memory.FOLDER):
-        time.sleep(SHORT_S)
-
-
 @contextlib.contextmanager
 def filled(folder: Path) -> Iterator[None]:
     """Leave no free byte on the file system of a folder.
@@ -225,7 +220,7 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "`tritonserver` is stopped for up to 2 s": lambda scene: _pause(scene, scene.running.record.pid),
     "the gateway is killed, and another one starts": _replace_gateway,
     "the gateway is stopped for up to 2 s": lambda scene: _pause(scene, scene.gateway.pid),
-    "other programs take the cores for 2 s": _take_cores,
+    "other programs take the cores for 2 s": lambda scene: _hold(busy(2 * available_cores())),
     IDLE: _open_idle_connections,
     f"{LEAVING_CALLERS} callers leave early": _leave_early,
     f"{IDLE}, and two files to open": _lack_files,
@@ -233,5 +228,5 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "the route file is damaged for 2 s": _damage_route,
     "a bit of the journal is damaged": _damage_journal,
     "the disk is full for 2 s": _fill_disk,
-    "the shared memory is full for 2 s": _fill_memory,
+    "the shared memory is full for 2 s": lambda scene: _hold(filled(stub_memory.FOLDER)),
 }

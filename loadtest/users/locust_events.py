@@ -182,7 +182,8 @@ class Run:
         statistics = RunStatistics.merged(encoded)
         for each in self._environment.user_classes:
             statistics.of(each.protocol)  # a protocol without a request gets a row, which fails
-        report = Report.of(self._options.scenario, statistics, self._lost())
+        workers = {*self._encoded, *self._environment.runner.clients} if self._is_master else set()
+        report = Report.of(self._options.scenario, statistics, len(workers - self._finished))
         report.show()
         if self._options.report:
             Path(self._options.report).write_text(json.dumps(asdict(report), indent=2) + "\n")
@@ -245,7 +246,3 @@ class Run:
 
     def _running(self) -> set[str]:
         return {worker.id for worker in self._environment.runner.clients.all if worker.state != STATE_MISSING}
-
-    def _lost(self) -> int:
-        workers = {*self._encoded, *self._environment.runner.clients} if self._is_master else set()
-        return len(workers - self._finished)

@@ -5,7 +5,7 @@ Importing this module patches the standard library for gevent, as Locust does, s
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -126,13 +126,8 @@ class GrpcCaller(User):
 
 def _requests(environment: Any) -> RequestMix:
     options = environment.parsed_options
-    photos = environment.photos
-    return RequestMix(photos, names(options.variants), options.keys, random.Random())
-
-
-def names(words: str) -> Sequence[str]:
-    """Split a list at its commas."""
-    return [word.strip() for word in words.split(",") if word.strip()]
+    variants = [word.strip() for word in options.variants.split(",") if word.strip()]
+    return RequestMix(environment.photos, variants, options.keys, random.Random())
 
 
 def _fault(user: Any, request: ImageRequest, result: Callable[[], Any]) -> str:

@@ -77,7 +77,10 @@ class Report:
         print(f"\n{self.scenario} loop, {self.seconds:.1f} s, {load}")
         shown = list[Sequence[object]]()
         for row in self.rows:
-            counts = row.requests, row.failed, f"{row.rate_per_s:.1f}", *_target(row), row.backlog_max
+            target = ["", ""]
+            if row.target_per_s is not None and row.achieved_ratio is not None:
+                target = [f"{row.target_per_s:.1f}", f"{row.achieved_ratio:.3f}"]
+            counts = row.requests, row.failed, f"{row.rate_per_s:.1f}", *target, row.backlog_max
             shown.append((row.protocol, *counts, "response ms", *_cells(row.response_ms)))
             shown.append((*[""] * 7, "service ms", *_cells(row.service_ms)))
         record.show(HEADINGS, shown, width=130)
@@ -105,12 +108,6 @@ def _row(protocol: str, series: ProtocolStatistics, statistics: RunStatistics) -
 
 def _percentiles(histogram: Histogram) -> dict[str, float]:
     return {name: round(histogram.percentile_ms(percent), 2) for name, percent in PERCENTILES.items()}
-
-
-def _target(row: Row) -> list[str]:
-    if row.target_per_s is None or row.achieved_ratio is None:
-        return ["", ""]
-    return [f"{row.target_per_s:.1f}", f"{row.achieved_ratio:.3f}"]
 
 
 def _cells(latencies: Mapping[str, float]) -> list[str]:

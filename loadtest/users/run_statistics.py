@@ -29,11 +29,6 @@ class Histogram:
         """Return the value that `percent` per cent do not exceed, or 0 without any value."""
         return float(self._hdr.get_value_at_percentile(percent)) / 1e3
 
-    @property
-    def count(self) -> int:
-        """The number of values."""
-        return int(self._hdr.get_total_count())
-
     def merge(self, encoded: bytes) -> None:
         """Add another histogram, as `encode` returns it."""
         self._hdr.decode_and_add(encoded)
@@ -81,11 +76,6 @@ class ProtocolStatistics:
         reason = reason[:MAX_REASON_CHARACTERS]
         is_known = reason in self.failures or len(self.failures) < MAX_REASONS
         self.failures[reason if is_known else OTHER] += times
-
-    def recant(self, reason: str) -> None:
-        """Turn one correct response into a failure."""
-        self.good -= 1
-        self.fail(reason)
 
     def encode(self) -> dict[str, Any]:
         """Return the statistics as plain values."""
@@ -155,5 +145,6 @@ class RunStatistics:
                 whole.of(protocol).merge(series)
             for key, (variant, protocol) in each["variants"].items():
                 if whole.moved(key, variant, protocol):
-                    whole.of(protocol).recant(STRAYED)
+                    whole.of(protocol).good -= 1
+                    whole.of(protocol).fail(STRAYED)
         return whole

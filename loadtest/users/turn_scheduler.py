@@ -5,7 +5,7 @@ This module does not import Locust, which patches the standard library of the im
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -32,31 +32,6 @@ def arrival_offsets(rate_per_s: float, arrivals: str, draw: random.Random) -> It
     while True:
         yield at_s
         at_s += 1 / rate_per_s if arrivals == "fixed" else draw.expovariate(rate_per_s)
-
-
-def dispatch(
-    schedule: Iterable[float],
-    start_s: float,
-    clock: Callable[[], float],
-    wait: Callable[[float], object],
-    send: Callable[[float], None],
-    end_s: Callable[[], float] = lambda: inf,
-) -> None:
-    """Call `send` with each due time when that time has come; a delay moves no later time.
-
-    Args:
-        schedule: seconds after `start_s`, ascending.
-        wait: pauses for at most the given seconds.
-        send: must not wait for the response.
-        end_s: requests that are due later are not sent; checked after each pause.
-    """
-    for offset_s in schedule:
-        due_s = start_s + offset_s
-        while due_s <= end_s() and (pause_s := due_s - clock()) > 0:
-            wait(pause_s)
-        if due_s > end_s():
-            return
-        send(due_s)
 
 
 @dataclass(slots=True)
@@ -99,16 +74,9 @@ class TurnScheduler:
             self._dispatcher.kill()
         else:
             self._begin_s, self._cpu_s = time.monotonic(), time.process_time()
-        protocols, weights = list(callers), list(callers.values())
-
-        def send(due_s: float) -> None:
-            (protocol,) = self._draw.choices(protocols, weights)
-            self._put(protocol, due_s)
-            gevent.sleep(0)  # a late dispatcher must not block the callers
-
-        offsets = arrival_offsets(rate_per_s, arrivals, self._draw)
-        arguments = offsets, time.monotonic(), time.monotonic, self._over.wait, send, lambda: self._end_s
-        self._dispatcher = gevent.spawn(dispatch, *arguments)
+        self._dispatcher = gevent.spawn(
+            self._dispatch, arrival_offsets(rate_per_s, arrivals, self._draw), callers
+        )
         return self._dispatcher
 
     @contextmanager
@@ -162,6 +130,19 @@ class TurnScheduler:
         self.statistics.schedule_s = min(now, self._end_s) - self._begin_s
         self.statistics.seconds = max(self.statistics.schedule_s, self._last_s - self._begin_s)
         return self.statistics
+
+    def _dispatch(self, offsets: Iterable[float], callers: Mapping[str, int]) -> None:
+        """Give turns by the clock until the schedule ends; a delay moves no later turn."""
+        start_s, protocols, weights = time.monotonic(), [*callers], [*callers.values()]
+        for offset_s in offsets:
+            due_s = start_s + offset_s
+            while due_s <= self._end_s and (pause_s := due_s - time.monotonic()) > 0:
+                self._over.wait(pause_s)
+            if due_s > self._end_s:
+                return
+            (protocol,) = self._draw.choices(protocols, weights)
+            self._put(protocol, due_s)
+            gevent.sleep(0)  # a late dispatcher must not block the callers
 
     def _put(self, protocol: str, due_s: float) -> None:
         line, counts = self._line(protocol), self.statistics.of(protocol)

@@ -42,9 +42,8 @@ def test_only_what_the_server_has_not_seen_is_repeated():
 
 
 def test_page_has_every_error_and_whether_it_is_repeated(root):
-    table = re.findall(
-        r"^\| `(\w+)` \| the (\w+): .* \| (yes|no)", (root / "docs/clients.md").read_text(), re.M
-    )
+    page = (root / "docs/clients.md").read_text()
+    table = re.findall(r"^\| `(\w+)` \| the (\w+): .* \| (yes|no)", page, re.M)
 
     of_caller = [classifier_errors.UnusableImage, classifier_errors.RequestRefused]
     kinds = [*of_caller, classifier_errors.ServerFailed, *classifier_errors.ServerFailed.__subclasses__()]

@@ -6,7 +6,6 @@ from dataclasses import fields
 import pytest
 
 from nereid.gateway.failures import STATUS
-from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.settings import Settings
 
@@ -42,12 +41,3 @@ def test_every_error_is_documented(text):
 
 def test_every_setting_is_documented(text):
     assert named(section(text, "Settings")) - {"classify"} == {each.name for each in fields(Settings)}
-
-
-def test_every_metric_is_documented(text):
-    table = re.findall(r"^\| `(\w+)` \| (\w+)", section(text, "Metrics"), re.M)
-    metrics = Metrics(lambda: 0, lambda: 0, lambda: 0).registry.collect()
-
-    assert {name.removesuffix("_total"): kind for name, kind in table} == {
-        each.name: each.type for each in metrics
-    }

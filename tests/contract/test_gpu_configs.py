@@ -1,5 +1,7 @@
 """The profile `gpu`: its configs fit the plain ones, their networks and the options."""
 
+from pathlib import Path
+
 import pytest
 
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
@@ -15,12 +17,17 @@ CONFIGS = sorted(str(path.relative_to(ROOT)) for path in FILES if '"fused"' not 
 NETWORKS = [each for each in CONFIGS if 'backend: "onnxruntime"' in (ROOT / each).read_text()]
 FUSED = ROOT / "model_repository" / "classify_v1" / "configs"
 GIBIBYTE = 2**30
+BATCHES = {"max_batch_size", "instance_group", "dynamic_batching"}
 
 
 def config(relative: str, kind: str = "GPU") -> ModelConfig:
     path = ROOT / relative
     folder, document = path.parents[1], read_pbtxt(path)
     return ModelConfig.from_document(document, folder, served_versions(folder, document)[-1], kind)
+
+
+def without(fields: set[str], path: Path) -> dict:
+    return {key: value for key, value in read_pbtxt(path).items() if key not in fields}
 
 
 def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
@@ -37,13 +44,9 @@ def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
 @pytest.mark.parametrize("relative", CONFIGS)
 def test_only_batches_instances_and_options_differ_from_the_plain_config(relative):
     path = ROOT / relative
-    differing = {"max_batch_size", "instance_group", "dynamic_batching", "parameters", "optimization"}
-    gpu, plain = (
-        {key: value for key, value in read_pbtxt(file).items() if key not in differing}
-        for file in (path, path.parents[1] / "config.pbtxt")
-    )
+    differing = BATCHES | {"parameters", "optimization"}
 
-    assert gpu == plain
+    assert without(differing, path) == without(differing, path.parents[1] / "config.pbtxt")
 
 
 @pytest.mark.parametrize("relative", NETWORKS)
@@ -61,13 +64,7 @@ def test_network_fits_its_config(relative):
 
 
 def test_one_process_has_the_steps_of_the_ensemble():
-    differing = {"max_batch_size", "instance_group", "dynamic_batching"}
-    on_gpu, on_cpu = (
-        {key: value for key, value in read_pbtxt(FUSED / f"{profile}.pbtxt").items() if key not in differing}
-        for profile in ("gpu", "cpu")
-    )
-
-    assert on_gpu == on_cpu
+    assert without(BATCHES, FUSED / "gpu.pbtxt") == without(BATCHES, FUSED / "cpu.pbtxt")
     assert read_pbtxt(FUSED / "gpu.pbtxt")["instance_group"] == [{"kind": "KIND_GPU", "count": 2}]
     for step in ("imagenet_preprocess", "efficientnet_lite0"):
         configs = ROOT / "model_repository" / step / "configs"

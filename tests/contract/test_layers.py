@@ -23,10 +23,14 @@ def imported_modules(source: Path) -> set[str]:
     return modules
 
 
-def test_adapters_import_only_the_library(root):
-    adapters = sorted((root / "python_backend").glob("*/model.py"))
-    assert adapters
+@pytest.fixture
+def adapters(root):
+    found = sorted((root / "python_backend").glob("*/model.py"))
+    assert found
+    return found
 
+
+def test_adapters_import_only_the_library(adapters, root):
     for source in adapters:
         rooms = {each.split(".")[1] for each in imported_modules(source) if each.startswith("nereid.")}
         assert rooms <= ADAPTERS_MAY_IMPORT, source.relative_to(root)
@@ -41,10 +45,7 @@ def test_rooms_find_tasks_by_their_records(root, room):
         assert not folders & {parts[2] for parts in names}, source.relative_to(root)
 
 
-def test_adapters_first_let_go_of_what_they_inherit(root):
-    adapters = sorted((root / "python_backend").glob("*/model.py"))
-    assert adapters
-
+def test_adapters_first_let_go_of_what_they_inherit(adapters, root):
     for source in adapters:
         (initialize,) = [
             node

@@ -18,7 +18,7 @@ from nereid.tasks.classify.client import Classifier
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.gateways import send
-from tests.pictures import BOMB
+from tests.pictures import BOMB, encode
 from tests.tables import cases, rows
 
 GOOD = COFFEE.read_bytes()
@@ -70,7 +70,7 @@ def test_header_of_another_encoding_is_a_400(server):
     assert (status, "invalid request: headers must be UTF-8" in text) == (400, True)
 
 
-def test_extreme_image_is_answered(server, encode):
+def test_extreme_image_is_answered(server):
     """A small file of 16,000 x 1 pixels is classified; resizing all of it would need too much memory."""
     encoded = encode(np.zeros((1, 16_000, 3), np.uint8))
 

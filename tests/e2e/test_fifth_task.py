@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from PIL import Image
 
 from nereid.base.assets import COFFEE
 from tests.commands import captured
 from tests.conftest import ROOT
-from tests.networks import constant, network, value
+from tests.networks import written
 from tests.pictures import save
 from tests.supervised import announcing
 
@@ -40,16 +40,10 @@ with Segmenter(sys.argv[1], model="scene") as segmenter:
 
 def segmenter() -> onnx.ModelProto:
     """Build a network whose class of a pixel is that of its largest channel: red, green or blue."""
-    return network(
-        [
-            helper.make_node("Conv", ["image", "weights"], ["logits"]),
-            helper.make_node("ArgMax", ["logits"], ["classes"], axis=1, keepdims=0),
-            helper.make_node("Cast", ["classes"], ["mask"], to=TensorProto.UINT8),
-        ],
-        [value("image", "FP32", ["N", 3, SIDE, SIDE])],
-        [value("mask", "UINT8", ["N", SIDE, SIDE])],
-        [constant("weights", np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1))],
-    )
+    io = f"(float[N,3,{SIDE},{SIDE}] image) => (uint8[N,{SIDE},{SIDE}] mask)"
+    classes = "logits = Conv(image, weights) classes = ArgMax <axis = 1, keepdims = 0> (logits)"
+    weights = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
+    return written(f"{io} {{ {classes} mask = Cast <to = {TensorProto.UINT8}> (classes) }}", weights=weights)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from tests.classifiers import check_bytes_are_sent, opened
 from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO
 from tests.networks import CLIENTS, Arrays, arrays_of, assert_same
+from tests.pictures import encode
 from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, image_input, serving
@@ -208,7 +209,7 @@ def test_shared_memory_of_a_client_is_replaced_by_bytes(guarded, protocol, caplo
         )
 
 
-def test_full_shared_memory_is_an_overload(tmp_path, encode):
+def test_full_shared_memory_is_an_overload(tmp_path):
     """A request that /dev/shm has no room for gets a clear error without names; the next one is answered."""
     small = ["unshare", "--mount", "sh", "-ec", 'mount -t tmpfs -o size=24m tmpfs /dev/shm; exec "$@"', "sh"]
     if subprocess.run([*small, "true"], capture_output=True).returncode:

@@ -1,7 +1,9 @@
 """What unit tests share."""
 
 import pytest
+from typer.testing import CliRunner
 
+from nereid.cli.main import app
 from tests.publishing import store_published
 
 
@@ -10,3 +12,16 @@ def repository(tmp_path):
     """A published network `net` with its route `r`, unless a module has a repository of its own."""
     store_published(tmp_path / "models")
     return tmp_path / "models"
+
+
+@pytest.fixture
+def nereid(repository):
+    """Run a command of `nereid` on the repository, without a server."""
+    environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(repository.parent)}
+
+    def run(*words: object, stdin: str | bytes = ""):
+        done = CliRunner().invoke(app, [*map(str, words)], env=environment, input=stdin)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done
+
+    return run

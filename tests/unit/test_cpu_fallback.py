@@ -3,16 +3,15 @@
 import json
 import shutil
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
 from nereid.backends.routing.assignment import Route, Salts, Table, Variant, choose
 from nereid.backends.routing.attempts import FallbackQueue
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.cli.main import app
 from nereid.models.publish.add import add_cpu_fallback
 from nereid.models.publish.examination import Gates
 from nereid.models.publish.network import find_network
@@ -24,7 +23,15 @@ from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.explain import explain
 from nereid.models.routes.target import RouteState, find_route, read_state
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
-from tests.publishing import NET, ROUTE, candidate, contents, publish_number, store_published
+from tests.publishing import (
+    NET,
+    ROUTE,
+    candidate,
+    edit_route,
+    publish_number,
+    store_published,
+    unchanged,
+)
 from tests.routes import document, variant
 from tests.tables import cases
 
@@ -94,13 +101,8 @@ def test_reader_is_copied_like_a_classifier(tmp_path):
 
 
 @pytest.fixture
-def nereid(repository, tmp_path):
-    environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
-
-    def run(*words: str):
-        return CliRunner().invoke(app, ["route", *words], env=environment)
-
-    return run
+def nereid(nereid):
+    return partial(nereid, "route")
 
 
 def test_commands_show_the_fallbacks(nereid):
@@ -136,11 +138,10 @@ def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
 
 
 def test_fallbacks_are_set_by_name(nereid, repository):
-    before = contents(repository)
+    with unchanged(repository):
+        done = nereid("fallback", "v2")
 
-    done = nereid("fallback", "v2")
-
-    assert (done.exit_code, contents(repository)) == (1, before)
+    assert done.exit_code == 1
     assert "no server is running for repository" in done.stderr
     assert nereid("fallback", "v2", "--offline").exit_code == 0
     assert route_of(repository).fallbacks == ("v2",)
@@ -160,12 +161,10 @@ def test_wrong_fallbacks_are_exit_code_2(words, message, nereid):
 
 def test_model_without_a_cpu_config_is_refused(tmp_path):
     store_published(tmp_path / "models")
-    before = contents(tmp_path / "models")
 
-    with pytest.raises(OperationFailed, match=r"got 'ensemble'; fix: write configs/cpu.pbtxt for 'net_v1'"):
+    message = r"got 'ensemble'; fix: write configs/cpu.pbtxt for 'net_v1'"
+    with unchanged(tmp_path / "models"), pytest.raises(OperationFailed, match=message):
         add_cpu_fallback(tmp_path / "models", ROUTE, None)
-
-    assert contents(tmp_path / "models") == before
 
 
 @cases(
@@ -176,20 +175,16 @@ def test_model_without_a_cpu_config_is_refused(tmp_path):
 def test_files_of_a_copy_stay(change, message, repository):
     add_cpu_fallback(repository, "", None)
     leave_only_the_copy(repository)
-    before = contents(repository)
 
-    with pytest.raises(WrongUsage, match=message):
+    with unchanged(repository), pytest.raises(WrongUsage, match=message):
         change(repository)
-
-    assert contents(repository) == before
 
 
 def leave_only_the_copy(repository) -> None:
     """Make v2 the default, and remove variant v1 and its model: only the copy needs version 1."""
-    path = repository / "classify.route.json"
-    route = json.loads(path.read_text())
-    route["variants"] = [each for each in route["variants"] if each["name"] != "v1"]
-    path.write_text(json.dumps(route | {"default": "v2"}))
+    variants = json.loads((repository / "classify.route.json").read_text())["variants"]
+    others = [each for each in variants if each["name"] != "v1"]
+    edit_route(repository, "classify", variants=others, default="v2")
     remove(repository, "classify_v1", None)
 
 
@@ -206,8 +201,7 @@ def published(tmp_path):
     repository = tmp_path / "models"
     store_published(repository)
     publish_number(repository, tmp_path, None, 2, share=0.5)
-    path = repository / f"{ROUTE}.route.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"default": "v2", "fallbacks": ["v1"]}))
+    edit_route(repository, default="v2", fallbacks=["v1"])
     return repository
 
 
@@ -229,12 +223,9 @@ def test_withdrawn_candidate_makes_its_control_the_default():
 
 
 def test_next_version_is_like_the_serving_variant(published, tmp_path):
-    path = published / f"{ROUTE}.route.json"
-    route = json.loads(path.read_text())
-    copy = {"name": "spare", "model": "net_spare", "version": 1, "weight": 0}
+    variants = json.loads((published / f"{ROUTE}.route.json").read_text())["variants"]
     shutil.copytree(published / "net_v1", published / "net_spare")
-    route |= {"default": "v2", "fallbacks": ["spare"], "variants": [*route["variants"], copy]}
-    path.write_text(json.dumps(route))
+    edit_route(published, fallbacks=["spare"], variants=[*variants, variant("spare", "net_spare")])
 
     gates = Gates(is_change_accepted=True, max_slowdown=100, against=1)
     publish(published, NET, candidate(tmp_path, 3), None, gates)

@@ -14,7 +14,7 @@ from nereid.base.assets import COFFEE
 from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Buffers, Limits, open_image, read_upright_size
 from nereid.vision.imaging.formats.jpeg import MAX_SCANS
-from tests.pictures import PNG_MAGIC, png_chunk, save
+from tests.pictures import PNG_MAGIC, encode, gradient, png_chunk, save
 from tests.tables import cases, rows
 
 # A smooth picture survives JPEG's rounding to within this many levels.
@@ -74,7 +74,7 @@ GREY_16 = {256: (3, 2), 257: (3, 2), 258: (3, 16), 259: (3, 1), 262: (3, 1), 277
 
 @pytest.mark.parametrize(("image_format", "options"), FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 5), (40, 60)], ids=["1x1", "odd", "40x60"])
-def test_pixels_come_back(encode, gradient, image_format, options, height, width):
+def test_pixels_come_back(image_format, options, height, width):
     pixels = gradient(height, width)
 
     image = open_image(encode(pixels, image_format, **options), Limits())
@@ -103,7 +103,7 @@ def test_first_frame_of_a_gif_is_its_picture():
     ],
 )
 @pytest.mark.parametrize("level", [0, 255], ids=["black", "white"])
-def test_other_colour_modes_become_rgb(encode, kind, level):
+def test_other_colour_modes_become_rgb(kind, level):
     pixels = np.full((8, 8, 3), level, np.uint8)
     image_format, mode = kind.split()
 
@@ -211,7 +211,7 @@ def test_transparent_colour_shows_the_background(encoded, expected):
 
 
 @pytest.mark.parametrize("image_format", ["TIFF", "PNG", "WEBP"])
-def test_orientation_in_xmp_leaves_size_and_pixels_alike(encode, gradient, image_format):
+def test_orientation_in_xmp_leaves_size_and_pixels_alike(image_format):
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     info = PngImagePlugin.PngInfo()
     info.add_itxt("XML:com.adobe.xmp", xmp.decode())
@@ -236,14 +236,14 @@ XMP = segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>")
     after_a_comment=segment(0xFE, b"a comment") + EXIF,
 )
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
-def test_orientation_of_a_jpeg_is_found(encode, gradient, mode, header):
+def test_orientation_of_a_jpeg_is_found(mode, header):
     encoded = encode(gradient(8, 8), "JPEG", mode=mode)
 
     assert open_image(encoded[:2] + header + encoded[2:], Limits()).orientation == 6
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_upright_size_is_that_of_the_turned_image(encode, gradient, orientation):
+def test_upright_size_is_that_of_the_turned_image(orientation):
     plain = encode(gradient(8, 24), "JPEG")
     turned = plain[:2] + segment(0xE1, b"Exif\0\0" + exif_block(orientation)) + plain[2:]
 
@@ -267,7 +267,7 @@ def test_upright_size_is_that_of_the_turned_image(encode, gradient, orientation)
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Metadata Warning", "ignore:Possibly corrupt")
 @pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Tag data larger")
-def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
+def test_garbage_exif_is_ignored(image_format, garbage):
     pixels = gradient(16, 16)
     if image_format == "JPEG":
         encoded = encode(pixels, "JPEG", quality=95, subsampling=0)
@@ -291,7 +291,7 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
     profile=(b"iCCP", b"name\0\0no zlib"),
     colours=(b"cHRM", b"short"),
 )
-def test_damaged_chunk_of_a_png_that_changes_no_pixel_does_no_harm(gradient, chunk):
+def test_damaged_chunk_of_a_png_that_changes_no_pixel_does_no_harm(chunk):
     pixels = gradient(16, 16)
     whole = png(pixels, 2, chunk)
     # With a wrong checksum, too.
@@ -329,7 +329,7 @@ def test_bad_file_is_refused(encoded, message):
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "BMP", "TIFF", "WEBP", "GIF", "JPEG", "JPEG CMYK", "JPEG L"])
-def test_truncated_file_is_refused(encode, gradient, image_format):
+def test_truncated_file_is_refused(image_format):
     """A JPEG is refused even if it ends with the end marker: libjpeg would add grey pixels."""
     name, _, mode = image_format.partition(" ")
     encoded = encode(gradient(256, 256), name, mode=mode or "RGB")
@@ -346,7 +346,7 @@ def test_truncated_file_is_refused(encode, gradient, image_format):
     height=((100, 60), Limits(max_image_side_px=99), "at most 99 pixels a side, got 60 x 100$"),
 )
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
-def test_limits_are_checked_on_the_header(size, limits, message, encode, gradient, image_format):
+def test_limits_are_checked_on_the_header(size, limits, message, image_format):
     good = encode(gradient(*size), image_format)
     middle = len(good) // 2
     encoded = good[:middle] + b"\x55" * 48 + good[middle + 48 :]
@@ -376,7 +376,7 @@ def non_interleaved(pixels):
 
 
 @pytest.mark.parametrize("kind", ["progressive", "non-interleaved", "progressive cmyk"])
-def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
+def test_jpeg_of_too_many_scans_is_refused(kind):
     """Each scan costs a pass over the whole image, so scans are counted before any is decoded."""
     pixels = gradient(16, 24)
     mode = "CMYK" if kind.endswith("cmyk") else "RGB"
@@ -391,7 +391,7 @@ def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
 
 
 @cases("marker", stuffing=0x00, TEM=0x01, RST0=0xD0, RST7=0xD7)
-def test_scans_cannot_be_hidden_behind_a_marker_without_length(encode, gradient, marker):
+def test_scans_cannot_be_hidden_behind_a_marker_without_length(marker):
     """These markers have no length; reading one there would find a fake frame."""
     many = repeated(encode(gradient(16, 16), "JPEG", progressive=True), MAX_SCANS + 1)
     sham = segment(0xC0, bytes((8, 0, 16, 0, 16, 3)) + bytes(9)) + segment(0xDA, b"\x03" + bytes(9))
@@ -404,7 +404,7 @@ def test_scans_cannot_be_hidden_behind_a_marker_without_length(encode, gradient,
 
 
 @pytest.mark.parametrize("is_progressive", [False, True], ids=["sequential", "progressive"])
-def test_bytes_after_a_jpeg_are_not_counted(encode, gradient, is_progressive):
+def test_bytes_after_a_jpeg_are_not_counted(is_progressive):
     """Phones append films to their photos, and films contain bytes that look like scans."""
     photo = encode(gradient(64, 64), "JPEG", progressive=is_progressive)
 
@@ -428,7 +428,7 @@ def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
     behind_the_end=lambda good: good + b"junk",
 )
 @pytest.mark.parametrize("shrink", [1, 4])
-def test_bytes_outside_the_image_data_are_ignored(encode, gradient, change, shrink):
+def test_bytes_outside_the_image_data_are_ignored(change, shrink):
     """Some cameras and editors write such JPEGs, and every viewer shows them."""
     good = encode(gradient(64, 80), "JPEG", quality=95)
 
@@ -446,7 +446,7 @@ def test_huge_buffer_is_not_kept(extra, is_kept):
     assert np.shares_memory(huge, buffers.take("a", (8,), np.uint8)) is is_kept
 
 
-def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage(encode, gradient):
+def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage():
     """Junk before the end is harmless; between scans it must not hide that the rest is missing."""
     good = encode(gradient(256, 256), "JPEG", progressive=True)
     table = good.index(b"\xff\xc4", good.index(b"\xff\xda"))
@@ -456,7 +456,7 @@ def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage(encode, gradient)
         decode(cut)
 
 
-def test_cmyk_jpeg_is_decoded_scaled(encode, gradient):
+def test_cmyk_jpeg_is_decoded_scaled():
     pixels = gradient(128, 160)
     encoded = encode(pixels, "JPEG", mode="CMYK", quality=95)
 
@@ -482,7 +482,7 @@ def test_unusual_sampling_is_decoded(factors):
     segments=("JPEG", 2, b"\xff\xfe\x00\x02", "at most 4096 segments in a JPEG, got 4097 or more"),
     chunks=("PNG", 33, png_chunk(b"abCd", b""), "at most 65536 chunks in a PNG, got 65537 or more"),
 )
-def test_file_of_too_many_parts_is_refused(image_format, place, part, message, encode, gradient):
+def test_file_of_too_many_parts_is_refused(image_format, place, part, message):
     """Millions of empty parts take seconds to read and hold no pixels."""
     good = encode(gradient(16, 16), image_format)
 

@@ -83,10 +83,8 @@ NUMBERS = {"psi": 0.5, "js": 0.25}
 
 @pytest.fixture
 def nereid(tmp_path):
-    def run(*words: str):
-        return CliRunner().invoke(app, ["drift", *words], env={"XDG_RUNTIME_DIR": str(tmp_path)})
-
-    return run
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    return lambda *words: CliRunner().invoke(app, ["drift", *words], env=environment)
 
 
 @rows(

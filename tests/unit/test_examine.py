@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.errors import InvalidConfig, OperationFailed
@@ -22,12 +21,12 @@ from nereid.models.publish.examiner import check_headroom, check_memory, is_slow
 from nereid.repository.layout import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
 from nereid.tasks.classify.examination import difference
-from tests.networks import DATATYPES, constant, identity, move_out, network, value
+from tests.networks import DATATYPES, identity, move_out, written
 from tests.routes import wait_until
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
-INPUT, SCORES = ("x", "FP32", ["N", 3, 8, 8]), ("scores", "FP32", ["N", 4])
+IMAGE, SCORES = "float[N,3,8,8] x", "float[N,4] scores"
 REFUSALS = (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig)
 PREPROCESS = """name: "pre" backend: "preprocess" max_batch_size: 8
 input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
@@ -36,36 +35,22 @@ parameters { key: "preset" value { string_value: "efficientnet_lite" } }
 """
 GATES = {"images": (), "tolerance": 0.01, "max_slowdown": 1e9}
 
-Nodes = list[onnx.NodeProto]
 
-
-def weights(seed: int = 0, scale: float = 1.0) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_normal((192, 4)) * scale).astype(np.float32)
+def weights(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((192, 4)).astype(np.float32)
 
 
 def classifier(
     matrix: np.ndarray | None = None,
-    more: Nodes = (),
-    inputs=(INPUT,),
-    outputs=(SCORES,),
-    initializers=(),
-    name: str = "scores",
+    more: str = "scores = Identity (sound)",
+    inputs: str = IMAGE,
+    outputs: str = SCORES,
+    **initializers: np.ndarray,
 ) -> onnx.ModelProto:
-    """Build four scores of an image, `sound`; the nodes `more` make the output `name` from them."""
-    x = inputs[0][0]
-    nodes = [
-        helper.make_node("Flatten", [x], ["pixels"]),
-        helper.make_node("MatMul", ["pixels", "w"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["sound"]),
-        *(more or [helper.make_node("Identity", ["sound"], [name])]),
-    ]
-    matrix = weights() if matrix is None else matrix
-    return network(
-        nodes,
-        [value(*each) for each in inputs],
-        [value(*each) for each in outputs],
-        [constant("w", matrix), *initializers],
-    )
+    """Build four scores of an image, `sound`; the operators `more` make the output from them."""
+    nodes = f"pixels = Flatten (x) logits = MatMul (pixels, w) sound = Softmax (logits) {more}"
+    initializers["w"] = weights() if matrix is None else matrix
+    return written(f"({inputs}) => ({outputs}) {{ {nodes} }}", **initializers)
 
 
 def config(**changes) -> dict:
@@ -149,44 +134,28 @@ def spoiled(matrix: np.ndarray, *places: tuple[int, int]) -> np.ndarray:
 
 
 def not_finite() -> onnx.ModelProto:
-    more = [
-        helper.make_node("Sub", ["sound", "two"], ["negative"]),
-        helper.make_node("Log", ["negative"], ["scores"]),
-    ]
-    return classifier(more=more, initializers=[constant("two", np.float32([2]))])
+    return classifier(more="negative = Sub (sound, two) scores = Log (negative)", two=np.float32([2]))
 
 
 def slow() -> onnx.ModelProto:
-    more = [helper.make_node("MatMul", ["sound", "wide"], ["h0"])]
-    more += [helper.make_node("MatMul", [f"h{i}", "square"], [f"h{i + 1}"]) for i in range(12)]
-    more += [helper.make_node("MatMul", ["h12", "tall"], ["nothing"])]
-    more += [helper.make_node("Add", ["sound", "nothing"], ["scores"])]
+    square = " ".join(f"h{i + 1} = MatMul (h{i}, square)" for i in range(12))
+    more = f"h0 = MatMul (sound, wide) {square} nothing = MatMul (h12, tall) scores = Add (sound, nothing)"
     shapes = {"wide": (4, 1024), "square": (1024, 1024), "tall": (1024, 4)}
-    return classifier(
-        more=more, initializers=[constant(n, np.zeros(s, np.float32)) for n, s in shapes.items()]
-    )
+    return classifier(more=more, **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
 
 
 def large() -> onnx.ModelProto:
-    more = [
-        helper.make_node("ReduceMax", ["sound"], ["top"], keepdims=1),
-        helper.make_node("Expand", ["top", "many"], ["filled"]),
-        helper.make_node("ReduceMin", ["filled"], ["least"], keepdims=0),
-        helper.make_node("Mul", ["least", "zero"], ["nothing"]),
-        helper.make_node("Add", ["sound", "nothing"], ["scores"]),
-    ]
-    initializers = [constant("many", np.int64([25, 2**20])), constant("zero", np.float32([0]))]
-    return classifier(more=more, initializers=initializers)
+    more = """
+        top = ReduceMax <keepdims = 1> (sound)
+        filled = Expand (top, many)
+        least = ReduceMin <keepdims = 0> (filled)
+        nothing = Mul (least, zero)
+        scores = Add (sound, nothing)"""
+    return classifier(more=more, many=np.int64([25, 2**20]), zero=np.float32([0]))
 
 
 def crop(size: int) -> onnx.ModelProto:
-    matrix = np.zeros((3 * size * size, 4), np.float32)
-    return classifier(matrix, inputs=[("x", "FP32", ["N", 3, size, size])])
-
-
-def masked() -> onnx.ModelProto:
-    more = [helper.make_node("Mul", ["sound", "mask"], ["scores"])]
-    return classifier(more=more, inputs=[INPUT, ("mask", "FP32", ["N", 4])])
+    return classifier(np.zeros((3 * size * size, 4), np.float32), inputs=f"float[N,3,{size},{size}] x")
 
 
 BAD = {
@@ -198,11 +167,15 @@ BAD = {
     "nan": (classifier(spoiled(weights(), (1, 1), (5, 0))), {}, "'w': expected numbers, got NaN in 2 of 768"),
     "input-shape": (crop(9), {}, r"input 'x': expected FP32 \[-1,3,8,8\], got FP32 \[-1,3,9,9\]$"),
     "output-name": (
-        classifier(outputs=[("raw", "FP32", ["N", 4])], name="raw"),
+        classifier(more="raw = Identity (sound)", outputs="float[N,4] raw"),
         {},
         "'scores': expected .*, got none; unexpected output 'raw'",
     ),
-    "extra-input": (masked(), {}, r"^unexpected input 'mask' FP32 \[-1,4\]$"),
+    "extra-input": (
+        classifier(more="scores = Mul (sound, mask)", inputs=f"{IMAGE}, float[N,4] mask"),
+        {},
+        r"^unexpected input 'mask' FP32 \[-1,4\]$",
+    ),
     "config": (crop(9), {"current": None}, r"expected shape \[-1,3,9,9\] .*; fix: dims: \[3,9,9\]"),
     "not-finite": (not_finite(), {}, "'scores' on random input 1: expected finite .* in 4 of 4 values"),
     "other-answers": (
@@ -239,13 +212,11 @@ def test_external_weights_are_checked(make_request):
 
 def test_nan_in_a_constant_is_found_infinity_is_not_refused(make_request):
     """Weights may be constants; a mask of -inf is valid."""
-    infinite = helper.make_node("Constant", [], ["low"], value=constant("mask", np.float32([-np.inf])))
-    bad = helper.make_node("Constant", [], ["low"], value=constant("mask", np.float32([np.nan])))
-    last = helper.make_node("Max", ["sound", "low"], ["scores"])
+    more = "low = Constant <value = float[1] mask {%s}> () scores = Max (sound, low)"
 
-    assert examined(make_request(classifier(more=[infinite, last]))).difference == 0
+    assert examined(make_request(classifier(more=more % "-inf"))).difference == 0
     with pytest.raises(Rejected, match="weight 'mask': expected numbers, got NaN in 1 of 1 values"):
-        examined(make_request(classifier(more=[bad, last])))
+        examined(make_request(classifier(more=more % "nan")))
 
 
 def test_accepted_difference_is_noted(make_request):
@@ -264,8 +235,7 @@ def test_first_version_is_compared_with_nothing(make_request):
 
 
 def test_scores_that_are_not_probabilities_are_noted(make_request):
-    more = [helper.make_node("Mul", ["sound", "three"], ["scores"])]
-    model = classifier(more=more, initializers=[constant("three", np.float32([3]))])
+    model = classifier(more="scores = Mul (sound, three)", three=np.float32([3]))
 
     assert examined(make_request(model, current=None)).notes == (
         "output 'scores' does not contain probabilities: expected sum 1, got 3; "

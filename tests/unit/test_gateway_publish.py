@@ -12,7 +12,7 @@ from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 from tests.gateways import NO_KEYS, RING, Source, Upstream, send
-from tests.publishing import NET, contents
+from tests.publishing import NET, unchanged
 from tests.routes import adding
 from tests.tables import cases
 
@@ -55,14 +55,12 @@ def test_upload_is_published(repository):
     model=({"model": "other"}, 404, "unknown model 'other'"),
 )
 def test_refused_upload_leaves_nothing(given, status, reason, repository):
-    before = contents(repository)
-
-    answer = publish(repository, **given)
+    with unchanged(repository):
+        answer = publish(repository, **given)
 
     assert answer.status_code == status, answer.text
     assert reason in answer.json()["error"]["message"]
     assert str(repository) not in answer.text
-    assert contents(repository) == before
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise KeyError('x')"])

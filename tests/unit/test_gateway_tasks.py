@@ -43,16 +43,9 @@ OUTPUTS: dict[str, Collection[str]] = {
     "half": ["box", "score"],
 }
 EMBEDDING = Embedding(np.array([0.6, -0.8], np.float32), *SOURCE)
-RESULTS = {
-    "classify": PREDICTION,
-    "read_text": READING,
-    "read_waybill": WAYBILL_READING,
-    "cars": DETECTION,
-    "faces": EMBEDDING,
-}
-BARCODE_ANSWERS = [
-    {"text": "(00)1", "symbology": "GS1-128", "box": CORNERS, "elements": {"00": "1"}, "page": 1}
-]
+RESULTS = {"classify": PREDICTION, "read_text": READING, "read_waybill": WAYBILL_READING}
+RESULTS |= {"cars": DETECTION, "faces": EMBEDDING}
+BARCODE = {"text": "(00)1", "symbology": "GS1-128", "box": CORNERS, "elements": {"00": "1"}, "page": 1}
 LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS, "page": 1}]
 
 
@@ -87,7 +80,7 @@ def test_every_task_has_its_answer():
         assert len(answer.pop("request_id")) == 32
         source = [answer.pop(name) for name in ("model", "variant", "version", "reason")]
         assert source == [model, "v1", "1", "weight"]
-    assert read == {"lines": LINE_ANSWERS, "barcodes": BARCODE_ANSWERS, "pages": []}
+    assert read == {"lines": LINE_ANSWERS, "barcodes": [BARCODE], "pages": []}
     field = {"name": "number", "value": "RA1", "confidence": 0.5, "box": CORNERS, "valid": True}
     missing = {"name": "weight", "value": None, "confidence": 0.0, "box": None, "valid": None}
     proof = {"proof": "checksum", "carrier": "EMS", "certain": False, "candidates": ["RA1", "RA2"]}
@@ -98,7 +91,7 @@ def test_every_task_has_its_answer():
             {**missing, "corrected": [], "proof": None, "carrier": None, "certain": False, "candidates": []},
         ],
         "lines": LINE_ANSWERS,
-        "barcodes": BARCODE_ANSWERS,
+        "barcodes": [BARCODE],
         "pages": [],
     }
     assert detect == {"objects": [{"label": "cat", "score": 0.5, "box": [1.0, 2.0, 3.0, 4.0]}]}
@@ -112,10 +105,8 @@ def test_fields_of_a_reader_are_listed():
     for path in ("/v1/fields", "/v1/models/read_waybill/fields"):
         fields = {field["name"]: field for field in send(made, "GET", path).json()}
         assert fields["weight"] == {"name": "weight", "required": False, "carriers": []}
-        assert (fields["tracking_number"]["required"], "UPS" in fields["tracking_number"]["carriers"]) == (
-            True,
-            True,
-        )
+        number = fields["tracking_number"]
+        assert (number["required"], "UPS" in number["carriers"]) == (True, True)
     refused = send(made, "GET", "/v1/models/read_text/fields")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
 
@@ -180,13 +171,7 @@ def test_models_have_their_task():
 
     found = {each["name"]: each["task"] for each in send(made, "GET", "/v1/models").json()}
 
-    expected = {
-        "classify": "classify",
-        "read_text": "read",
-        "read_waybill": "waybill",
-        "cars": "detect",
-        "faces": "embed",
-    }
+    expected = dict(zip(RESULTS, ("classify", "read", "waybill", "detect", "embed"), strict=True))
     assert found == {**expected, "odd": "", "half": ""}
 
 
@@ -196,9 +181,7 @@ async def test_unknown_outputs_leave_the_choice_to_the_server():
     made = build(SMALL, NO_KEYS, Models("odd", source, upstream))
 
     for task in (*TASKS, TASKS[-1]):
-        assert (
-            (await made.models.find(None, task)).name == (await made.models.find("odd", task)).name == "odd"
-        )
+        assert {(await made.models.find(name, task)).name for name in (None, "odd")} == {"odd"}
 
     assert source.looked_up == ["odd"]  # not again before a pause
 
@@ -206,11 +189,8 @@ async def test_unknown_outputs_leave_the_choice_to_the_server():
 def test_model_of_another_task_is_not_served():
     made = build(SMALL, NO_KEYS, Models("odd", Several(["odd"]), Upstream(READING)))
 
-    statuses = {
-        path: send(made, "POST", path, content=IMAGE).status_code for path in ("/predict", "/v1/read")
-    }
-
-    assert statuses == {"/predict": 503, "/v1/read": 200}
+    for path, status in {"/predict": 503, "/v1/read": 200}.items():
+        assert send(made, "POST", path, content=IMAGE).status_code == status
 
 
 def test_model_that_no_longer_does_its_task_gives_way_to_another(monkeypatch):
@@ -226,10 +206,7 @@ def test_model_that_no_longer_does_its_task_gives_way_to_another(monkeypatch):
     assert answers[2].json()["objects"][0]["label"] == "ship"
 
 
-@pytest.mark.parametrize(
-    ("name", "result", "is_ready"),
-    [("read_text", READING, True), ("cars", DETECTION, True), ("cars", RequestRefused("gone"), False)],
-)
+@rows(("read_text", READING, True), ("cars", DETECTION, True), ("cars", RequestRefused("gone"), False))
 def test_readiness_is_that_of_the_task(name, result, is_ready):
     made = gateway(name, **{name: result})
 

@@ -25,10 +25,6 @@ def insert(encoded: bytes, before: bytes, more: bytes) -> bytes:
     return encoded.replace(before, more + before, 1)
 
 
-def small_screen() -> bytes:
-    return large("GIF")[:6] + struct.pack("<HH", 1, 1) + large("GIF")[10:]
-
-
 def small_frame() -> bytes:
     gif = save(Image.new("P", (2, 2)), "GIF")
     return gif.replace(b",\0\0\0\0", b"," + struct.pack("<HH", SIDE - 2, SIDE - 2))
@@ -40,7 +36,7 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
 
 
 @cases(
-    a_GIF_with_a_small_screen=(small_screen(), 9),
+    a_GIF_with_a_small_screen=(large("GIF")[:6] + struct.pack("<HH", 1, 1) + large("GIF")[10:], 9),
     a_GIF_with_a_frame_far_from_the_corner=(small_frame(), 9),
     a_GIF_behind_comments=(insert(large("GIF"), b",\0\0", b"!\xfe\1x\0" * 99), 9),
     a_PNG_whose_text_comes_first=(insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"tEXt", TINY_HEADER)), 9),

@@ -3,7 +3,6 @@
 import re
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -87,25 +86,15 @@ def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
 HOST = "127.0.0.1"
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Responds with the status in the path, after the milliseconds in the body."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        time.sleep(int(body) / 1e3)
-        self.send_response(int(self.path[1:]))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *words):
-        pass
+def answer(path, headers, body):
+    """Respond with the status in the path, after the milliseconds in the body."""
+    time.sleep(int(body) / 1e3)
+    return int(path[1:]), b""
 
 
 @pytest.fixture
 def port():
-    with http_receiver.listening(Handler) as address:
+    with http_receiver.receiving(answer) as address:
         yield int(address.rpartition(":")[2])
 
 

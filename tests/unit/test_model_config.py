@@ -114,10 +114,8 @@ def test_gpu_is_named_by_the_file_in_use(files, profile, expected, tmp_path):
     ),
 )
 def test_wrong_parameter_is_named(parameters, message, tmp_path):
-    with pytest.raises(InvalidConfig) as raised:
+    with pytest.raises(InvalidConfig, match=f"^model 'm': {message}$"):
         config(tmp_path, **parameters).settings(Settings)
-
-    assert str(raised.value) == f"model 'm': {message}"
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "/etc", "m/../../x"])
@@ -133,9 +131,8 @@ def test_gpu_instance_needs_a_backend_that_uses_gpus(tmp_path):
     assert ModelConfig.from_args(args, may_use_gpu=True) == ModelConfig(
         "m", 3, tmp_path / "m", (), (), 0, {}, {"name": "m"}, "GPU", 1, False
     )
-    with pytest.raises(InvalidConfig) as raised:
+    with pytest.raises(InvalidConfig, match=r"^model 'm', instance group: expected KIND_CPU, got KIND_GPU$"):
         ModelConfig.from_args(args)
-    assert str(raised.value) == "model 'm', instance group: expected KIND_CPU, got KIND_GPU"
 
 
 def test_first_instance_is_that_of_the_first_group(tmp_path):
@@ -312,6 +309,13 @@ def test_default_models_are_complete(profile):
     assert are_complete(REPOSITORY, profile, [folder.name for folder in model_folders(REPOSITORY)])
 
 
+def store_code(repository: Path, code: bytes) -> Path:
+    """Store the code of version 1 of model `one`; return the version's folder."""
+    (version := repository / "one" / "1").mkdir(parents=True)
+    (version / "model.py").write_bytes(code)
+    return version
+
+
 @cases(
     our_backend=(f'{NAME}backend: "onnxruntime"\n{TENSORS}', "", True),
     ensemble=(f'{NAME}platform: "ensemble"\n{TENSORS}{STEPS}', "", True),
@@ -326,20 +330,16 @@ def test_default_models_are_complete(profile):
     no_config=(None, "", False),
 )
 def test_config_is_complete(config, code, expected, tmp_path: Path):
-    version = tmp_path / "one" / "1"
-    version.mkdir(parents=True)
+    version = store_code(tmp_path, code.encode())
     if config is not None:
         (version.parent / "config.pbtxt").write_text(config)
-    (version / "model.py").write_text(code)
 
     assert are_complete(tmp_path, "", ["one"]) == expected
 
 
 def test_unreadable_code_is_named(tmp_path: Path):
     """Python code of another encoding may hide the completion, so the reason says what is expected."""
-    version = tmp_path / "one" / "1"
-    version.mkdir(parents=True)
+    version = store_code(tmp_path, b"# -*- coding: latin-1 -*-\n# \xe9\nclass TritonPythonModel: ...\n")
     (version.parent / "config.pbtxt").write_text(PYTHON)
-    (version / "model.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\nclass TritonPythonModel: ...\n")
 
     assert why_incomplete(tmp_path / "one", "").startswith("its model.py is expected in UTF-8: 'utf-8' codec")

@@ -163,7 +163,6 @@ def test_file_next_to_the_network_has_a_bound(found, tmp_path, name):
     with (tmp_path / name).open("wb") as file:
         file.truncate(MAX_NEIGHBOUR_BYTES + 1)
 
-    with pytest.raises(
-        WrongUsage, match=f"'{name}' next to the file: expected at most 16 MiB, got 16,777,217"
-    ):
+    message = f"'{name}' next to the file: expected at most 16 MiB, got 16,777,217"
+    with pytest.raises(WrongUsage, match=message):
         found()

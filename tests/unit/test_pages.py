@@ -122,20 +122,20 @@ def test_document_that_is_refused(content, message, monkeypatch):
     assert message in str(error)
 
 
-def test_memory_of_a_document_is_bounded(monkeypatch):
-    monkeypatch.setattr(pdf, "MAX_BYTES", 2**20)
+@cases(
+    memory_is_bounded=("MAX_BYTES", 2**20, "MemoryError|and 1 MiB, but its process was killed by SIG"),
+    no_fault_of_the_file=(
+        "_PROCESS",
+        Path("/nonexistent.py"),
+        "the process that opens PDF files ended with status 2",
+    ),
+)
+def test_process_that_fails_is_named(name, value, reason, monkeypatch):
+    monkeypatch.setattr(pdf, name, value)
 
     (error,) = reader(max_pages=1).read([document(WIDE)])
 
-    assert re.search("MemoryError|and 1 MiB, but its process was killed by SIG", str(error)), error
-
-
-def test_process_that_cannot_start_is_no_fault_of_the_file(monkeypatch):
-    monkeypatch.setattr(pdf, "_PROCESS", Path("/nonexistent.py"))
-
-    (error,) = reader(max_pages=1).read([document(WIDE)])
-
-    assert "the process that opens PDF files ended with status 2" in str(error)
+    assert re.search(reason, str(error)), error
 
 
 def damaged(place: int) -> bytes:

@@ -21,7 +21,7 @@ from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, 
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.conftest import UPRIGHT
-from tests.pictures import levels, noise
+from tests.pictures import encode, levels, noise
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
@@ -235,7 +235,7 @@ def test_row_without_an_image_is_padding(run, transform):
 
 @pytest.mark.parametrize("orientation", TURNS)
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_kernel_agrees_with_the_cpu_path(run, encode, name, orientation):
+def test_kernel_agrees_with_the_cpu_path(run, name, orientation):
     transform, pixels = TRANSFORMS[name], photo("chelsea", (150, 97))
     image = replace(open_image(encode(pixels), Limits()), orientation=orientation)
     expected = blank(transform, 1)[0]

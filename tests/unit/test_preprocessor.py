@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tests.tables import cases, rows
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 BGR = {name: values[::-1] for name, values in IMAGENET.items()}
 DIMS = (3, 224, 224)
+SQUARE = partial(Transform, 224, 224)
 OUTPUT = {"name": "input", "data_type": "TYPE_FP32", "dims": DIMS}
 
 
@@ -43,38 +45,27 @@ def settings(folder, parameters, **output):
     return PreprocessSettings.from_config(config(folder, parameters, OUTPUT | output))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [
-        ({"preset": "imagenet"}, Transform(224, 224, resize_shorter_px=256, **IMAGENET)),
-        (
-            {"preset": "efficientnet_lite"},
-            Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3),
+@rows(
+    ({"preset": "imagenet"}, SQUARE(resize_shorter_px=256, **IMAGENET)),
+    ({"preset": "efficientnet_lite"}, SQUARE(resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)),
+    (
+        {"preset": "clip"},
+        SQUARE(
+            resize_shorter_px=224,
+            interpolation="bicubic",
+            mean=(122.7709383, 116.7460125, 104.09373615),
+            std=(68.5005327, 66.6321579, 70.32316305),
         ),
-        (
-            {"preset": "clip"},
-            Transform(
-                224,
-                224,
-                resize_shorter_px=224,
-                interpolation="bicubic",
-                mean=(122.7709383, 116.7460125, 104.09373615),
-                std=(68.5005327, 66.6321579, 70.32316305),
-            ),
-        ),
-        ({"preset": "letterbox"}, Transform(224, 224, resize="letterbox", std=(255.0,) * 3)),
-        ({"preset": "yolo"}, Transform(224, 224, resize="letterbox", std=(255.0,) * 3)),
-        (
-            {"preset": "yolox"},
-            Transform(224, 224, resize="letterbox", pad_position="after", color_order="BGR"),
-        ),
-        ({"preset": "detr"}, Transform(224, 224, resize="exact", **IMAGENET)),
-        ({"preset": "rtdetr"}, Transform(224, 224, resize="exact", std=(255.0,) * 3)),
-        ({"resize": "exact"}, Transform(224, 224, resize="exact")),
-    ],
+    ),
+    ({"preset": "letterbox"}, SQUARE(resize="letterbox", std=(255.0,) * 3)),
+    ({"preset": "yolo"}, SQUARE(resize="letterbox", std=(255.0,) * 3)),
+    ({"preset": "yolox"}, SQUARE(resize="letterbox", pad_position="after", color_order="BGR")),
+    ({"preset": "detr"}, SQUARE(resize="exact", **IMAGENET)),
+    ({"preset": "rtdetr"}, SQUARE(resize="exact", std=(255.0,) * 3)),
+    ({"resize": "exact"}, SQUARE(resize="exact")),
     ids=[*PRESETS, "none"],
 )
-def test_preset_stands_for_its_numbers(tmp_path, parameters, expected):
+def test_preset_stands_for_its_numbers(parameters, expected, tmp_path):
     assert settings(tmp_path, parameters) == PreprocessSettings(
         expected, Limits(), Resources(), _given(parameters)
     )
@@ -88,23 +79,20 @@ def _given(parameters):
 @cases(
     another_size=(
         {"preset": "imagenet", "resize_shorter_px": "300"},
-        Transform(224, 224, resize_shorter_px=300, **IMAGENET),
+        SQUARE(resize_shorter_px=300, **IMAGENET),
     ),
     mean_alone=(
         {"preset": "imagenet", "mean": "1, 2, 3"},
-        Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
+        SQUARE(resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
     ),
-    scale=(
-        {"preset": "imagenet", "scale": "0.5"},
-        Transform(224, 224, resize_shorter_px=256, std=(2.0, 2.0, 2.0)),
-    ),
+    scale=({"preset": "imagenet", "scale": "0.5"}, SQUARE(resize_shorter_px=256, std=(2.0,) * 3)),
     mean_and_std_for_scale=(
         {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
-        Transform(224, 224, resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
+        SQUARE(resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
     ),
     the_other_colour_order=(
         {"preset": "imagenet", "color_order": "BGR"},
-        Transform(224, 224, resize_shorter_px=256, color_order="BGR", **BGR),
+        SQUARE(resize_shorter_px=256, color_order="BGR", **BGR),
     ),
 )
 def test_given_parameter_replaces_the_presets(parameters, expected, tmp_path):
@@ -200,7 +188,7 @@ def test_there_is_one_output(tmp_path, count):
         PreprocessSettings.from_config(ModelConfig.from_document(document, tmp_path, 1))
 
 
-NCHW = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
+NCHW = SQUARE(resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")
 A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
 

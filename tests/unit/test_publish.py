@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,8 +31,10 @@ from tests.publishing import (
     ROUTE,
     candidate,
     contents,
+    edit_route,
     publish_number,
     store_published,
+    unchanged,
     write_route,
 )
 from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
@@ -139,13 +142,11 @@ def test_retirement_frees_a_full_disk(small_disk, tmp_path):
 
 
 def test_rejected_version_leaves_nothing_and_takes_no_number(repository, tmp_path):
-    before = contents(repository)
     (tmp_path / "bad.onnx").write_bytes(b"")
 
-    with pytest.raises(OperationFailed, match=r"is empty \(0 bytes\)"):
+    with unchanged(repository), pytest.raises(OperationFailed, match=r"is empty \(0 bytes\)"):
         publish(repository, NET, tmp_path / "bad.onnx", None)
 
-    assert contents(repository) == before
     assert events(repository)[-1].event == "undone"
     assert publish_number(repository, tmp_path, None, 2).version == 2
 
@@ -163,12 +164,10 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
         publish(repository, NET, folder, None, OTHER_ANSWERS)
 
 
-def edit_route(repository: Path, **changes) -> None:
-    path = repository / f"{ROUTE}.route.json"
-    route = json.loads(path.read_text())
-    for name, content in changes.items():
-        (route if name in ("default", "shadows", "variants") else route["variants"][1])[name] = content
-    path.write_text(json.dumps(route))
+def edit_second(repository: Path, **changes) -> None:
+    """Change fields of the second variant."""
+    first, second = json.loads((repository / f"{ROUTE}.route.json").read_text())["variants"]
+    edit_route(repository, variants=[first, second | changes])
 
 
 def shadow(model: str, version: int) -> list[dict]:
@@ -180,22 +179,23 @@ UNPINNED = [variant("v1", "net_v1", 1), variant("own", NET, 0, version=2)]
 
 
 @cases(
-    weight=({"weight": 5}, V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$"),
-    headers=({"headers": {"x-route-a": ["b"]}}, V2 + "it has header rules"),
-    default=({"default": "v2"}, V2 + "it is the route's default"),
-    shadow=({"shadows": shadow("net_v2", 1)}, r"'copy' of route 'r' calls it; fix"),
-    shadow_on_the_network=({"shadows": shadow(NET, 2)}, r"'copy' of route 'r' calls it; fix"),
-    variant_on_the_network=({"variants": UNPINNED}, r"'own' of route 'r' calls it"),
+    weight=(
+        partial(edit_second, weight=5),
+        V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$",
+    ),
+    headers=(partial(edit_second, headers={"x-route-a": ["b"]}), V2 + "it has header rules"),
+    default=(partial(edit_route, default="v2"), V2 + "it is the route's default"),
+    shadow=(partial(edit_route, shadows=shadow("net_v2", 1)), r"'copy' of route 'r' calls it; fix"),
+    shadow_on_the_network=(partial(edit_route, shadows=shadow(NET, 2)), r"'copy' of route 'r' calls it; fix"),
+    variant_on_the_network=(partial(edit_route, variants=UNPINNED), r"'own' of route 'r' calls it"),
 )
 def test_version_in_use_is_not_retired(change, message, repository, tmp_path):
     publish_number(repository, tmp_path, None, 2)
-    edit_route(repository, **change)
-    before = contents(repository)
+    change(repository)
 
-    with pytest.raises(WrongUsage, match=f"cannot retire version 2 of 'net': {message}"):
+    refused = pytest.raises(WrongUsage, match=f"cannot retire version 2 of 'net': {message}")
+    with unchanged(repository), refused:
         retire(repository, NET, 2, None)
-
-    assert contents(repository) == before
 
 
 @pytest.mark.parametrize("profile", ["config.pbtxt", "configs/other.pbtxt"])
@@ -286,7 +286,8 @@ def test_rollback_leaves_other_models_alone(repository):
 def test_rollback_moves_the_default_too(repository, tmp_path):
     """The default variant, which replaces failing ones, is not one without traffic."""
     publish_number(repository, tmp_path, None, 2)
-    edit_route(repository, weight=1, default="v2")
+    edit_second(repository, weight=1)
+    edit_route(repository, default="v2")
     set_weights(repository, v1=0)
 
     rollback(repository, NET, None)

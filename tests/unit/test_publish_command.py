@@ -6,36 +6,20 @@ import sys
 
 import onnx
 import pytest
-from typer.testing import CliRunner
 
-from nereid.cli.main import app
 from tests.commands import captured
-from tests.publishing import NET, candidate, classifier, contents, store_published
+from tests.publishing import NET, candidate, classifier, contents, unchanged
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
 WATCHDOG_S = 120
-
-
-@pytest.fixture
-def nereid(tmp_path):
-    store_published(tmp_path / "models")
-    environment = {"NEREID_REPOSITORY": str(tmp_path / "models"), "XDG_RUNTIME_DIR": str(tmp_path)}
-
-    def run(*words: object):
-        return CliRunner().invoke(app, [str(word) for word in words], env=environment)
-
-    return run
+DONE = (0, "net 2: in the repository (no server running)")
 
 
 def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
-    done = nereid(
-        "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--share", "10%"
-    )
-    assert (done.exit_code, done.stdout.split(" as ")[0]) == (
-        0,
-        "net 2: in the repository (no server running)",
-    )
+    words = ("--accept-change", "--max-slowdown", 100, "--share", "10%")
+    done = nereid("publish", NET, candidate(tmp_path, 2), *words)
+    assert (done.exit_code, done.stdout.split(" as ")[0]) == DONE
     assert "adds-2.onnx: staged as version 2 of 'net'\n" in done.stderr
 
     listed = json.loads(nereid("versions", "--json", "--model=r").stdout)
@@ -57,10 +41,7 @@ def test_version_is_converted_to_fp16(nereid, tmp_path):
     assert nereid(*words, "int8").exit_code == 2
     done = nereid(*words, "fp16")
 
-    assert (done.exit_code, done.stdout.split(" as ")[0]) == (
-        0,
-        "net 2: in the repository (no server running)",
-    )
+    assert (done.exit_code, done.stdout.split(" as ")[0]) == DONE
     assert "are converted to FP16, inputs and outputs stay FP32\n" in done.stderr
 
 
@@ -78,10 +59,8 @@ def test_network_is_added(nereid, tmp_path):
 
     done = nereid(*words, "--yes")
 
-    assert (done.exit_code, done.stdout.split(",")[0]) == (
-        0,
-        "small: in the repository (no server running)",
-    )
+    added = "small: in the repository (no server running)"
+    assert (done.exit_code, done.stdout.split(",")[0]) == (0, added)
     assert "change         a softmax is appended to output 'logits', as 'probabilities'" in done.stderr
 
     (version,) = json.loads(nereid("versions", "small", "--json").stdout)["versions"]
@@ -98,13 +77,12 @@ def test_network_is_added(nereid, tmp_path):
 )
 def test_failure_has_its_reason_and_changes_nothing(words, status, reason, nereid, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"")
-    before = contents(tmp_path / "models")
 
-    done = nereid(*(str(word).replace("{bad}", str(tmp_path / "bad.onnx")) for word in words))
+    with unchanged(tmp_path / "models"):
+        done = nereid(*(str(word).replace("{bad}", str(tmp_path / "bad.onnx")) for word in words))
 
     assert (done.exit_code, done.stdout) == (status, "")
     assert reason in done.stderr
-    assert contents(tmp_path / "models") == before
 
 
 def test_question_on_a_terminal(tmp_path):

@@ -11,7 +11,7 @@ from nereid.models.publish.remove import remove
 from nereid.models.routes.target import find_route, read_state
 from nereid.repository.check import check
 from tests.fake_server import FakeServer, running
-from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, write_route
+from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, unchanged, write_route
 from tests.routes import variant
 from tests.user_networks import UserNetwork
 
@@ -33,14 +33,13 @@ def request(file, **more) -> AddRequest:
 
 
 def test_removal_undoes_the_addition(repository, file):
-    before = contents(repository)
-    add(repository, request(file), None)
-    publish(repository, "small", file, None, OTHER_ANSWERS)
+    with unchanged(repository):
+        add(repository, request(file), None)
+        publish(repository, "small", file, None, OTHER_ANSWERS)
 
-    gone = remove(repository, "small", None)
+        gone = remove(repository, "small", None)
 
     assert gone == ("small_network", "small_preprocess", "small_v1", "small_v2", "small")
-    assert contents(repository) == before
 
 
 class Picky(FakeServer):
@@ -104,12 +103,10 @@ def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, fi
 
 
 def test_model_that_another_one_needs_stays(repository):
-    before = contents(repository)
+    message = f"cannot remove '{NET}': .* fix: remove or change that first"
 
-    with pytest.raises(WrongUsage, match=f"cannot remove '{NET}': .* fix: remove or change that first"):
+    with unchanged(repository), pytest.raises(WrongUsage, match=message):
         remove(repository, NET, None)
-
-    assert contents(repository) == before
 
 
 def test_pinned_model_of_another_route_stays(repository, file):
@@ -128,12 +125,10 @@ def test_unknown_name_lists_the_known_ones(repository):
 def test_replacement(repository, file, other, tmp_path):
     add(repository, request(file), None)
     publish(repository, "small", file, None, OTHER_ANSWERS)
-    before = contents(repository)
     (tmp_path / "labels.txt").write_text("only one\n")
 
-    with pytest.raises(OperationFailed):
+    with unchanged(repository), pytest.raises(OperationFailed):
         add(repository, request(other, labels=tmp_path / "labels.txt", is_replacing=True), None)
-    assert contents(repository) == before
 
     add(repository, request(other, is_replacing=True), None)
     assert not (repository / "small_v2").exists()

@@ -11,7 +11,7 @@ from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.change import Served
-from tests.tables import rows
+from tests.tables import cases, rows
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -145,25 +145,18 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
     assert found.drawn == (3, 5)
 
 
-def test_bucket_that_lags_behind_counts_once():
+@cases(
+    fast=([(10, 9, 10), (10, 10, 10)], None, [(10, 0), (0, 0)], 10),
+    slow=([(10, 10, 9), (20, 20, 20), (20, 20, 21)], [0, 0], [(9, 0), (11, 0), (1, 1)], 21),
+)
+def test_bucket_that_lags_behind_counts_once(cumulative, owed, slow, counted):
     """A page may be written while the route counts; the next page makes up for it."""
     line = f'{measurement.DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
     before, found = Snapshot({}), []
-    for cumulative in ((10, 9, 10), (10, 10, 10)):
-        page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), cumulative)))
-        found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25))
-        before = page
-
-    assert [counts.events["slow"][0] for counts in found] == [Tally(10, 0), Tally(0, 0)]
-    assert sum(sum(counts.latencies[0]) for counts in found) == 10
-
-
-def test_bucket_of_slow_requests_that_lags_behind_makes_none_slow():
-    line = f'{measurement.DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
-    before, found, owed = Snapshot({}), [], [0, 0]
-    for cumulative in ((10, 10, 9), (20, 20, 20), (20, 20, 21)):
-        page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), cumulative)))
+    for counts in cumulative:
+        page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), counts)))
         found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, owed))
         before = page
 
-    assert [counts.events["slow"][0].events for counts in found] == [0, 0, 1]
+    assert [counts.events["slow"][0] for counts in found] == [Tally(*each) for each in slow]
+    assert sum(sum(counts.latencies[0]) for counts in found) == counted

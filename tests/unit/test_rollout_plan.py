@@ -3,7 +3,6 @@
 import contextlib
 import json
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -26,7 +25,7 @@ from nereid.models.rollout.rollout_journal import (
 )
 from nereid.models.rollout.service import metrics
 from nereid.models.routes.target import RouteState
-from tests.http_receiver import listening
+from tests.http_receiver import receiving
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
 from tests.routes import document, variant
 from tests.tables import cases, rows
@@ -184,17 +183,12 @@ def test_only_an_active_rollout_of_a_present_route_has_metrics(tmp_path):
 def test_hook_is_posted_as_json(status, message):
     received = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append((self.path, self.headers["Content-Type"], json.loads(body)))
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, *words) -> None: ...
+    def answer(path, headers, body):
+        received.append((path, headers["Content-Type"], json.loads(body)))
+        return status, b""
 
     with (
-        listening(Handler) as address,
+        receiving(answer) as address,
         pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext(),
     ):
         controller.run_hook(f"http://{address}/hook?token=a", "before_step", rollout())

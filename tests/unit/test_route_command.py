@@ -7,17 +7,16 @@ import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import user_name
 from nereid.base.metrics_page import Snapshot
 from nereid.cli import route as commands
-from nereid.cli.main import app
 from nereid.models.routes.change import RunningServer, Served, change, read_metrics, reweighted, served_status
 from nereid.models.routes.target import find_route, read_state
 from nereid.server.ports import Ports
@@ -47,15 +46,8 @@ def repository(tmp_path):
 
 
 @pytest.fixture
-def nereid(repository, tmp_path):
-    environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
-
-    def run(*words: str, stdin: str | bytes = ""):
-        result = CliRunner().invoke(app, ["route", *words], env=environment, input=stdin)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result
-
-    return run
+def nereid(nereid):
+    return partial(nereid, "route")
 
 
 def document(repository: Path) -> dict:

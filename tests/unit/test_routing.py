@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -100,10 +101,10 @@ def test_header_rules(parameters, name, reason):
 
 @pytest.mark.parametrize(("name", "expected"), [("x-variant", "v1, v2"), ("x-model-version", "1, 2")])
 def test_unknown_name_is_rejected(name, expected):
-    with pytest.raises(InvalidRequest) as error:
-        choose(table(V1, V2), {name: "v9"}, unit=0.0)
+    message = f"^invalid request: unknown {name} 'v9': expected one of {expected}$"
 
-    assert str(error.value) == f"invalid request: unknown {name} 'v9': expected one of {expected}"
+    with pytest.raises(InvalidRequest, match=message):
+        choose(table(V1, V2), {name: "v9"}, unit=0.0)
 
 
 def test_version_selects_its_first_variant():
@@ -212,10 +213,8 @@ def variant(**fields) -> bytes:
     header=(variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
 )
 def test_wrong_route_is_rejected(text, message):
-    with pytest.raises(InvalidConfig) as error:
+    with pytest.raises(InvalidConfig, match=f"^{re.escape(message)}"):
         parse_route(text)
-
-    assert str(error.value).startswith(message)
 
 
 def test_published_schema_is_the_one_in_use(root):

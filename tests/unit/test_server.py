@@ -34,6 +34,7 @@ from nereid.server.ports import Ports, check_ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from nereid.server.serve import announcement
 from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
+from tests.commands import captured
 from tests.tables import cases, rows
 
 OURS = "--backend-config=onnxruntime,a="
@@ -51,9 +52,7 @@ def test_stub_reads_the_words_its_parent_was_started_with():
     words = ["--backend-config", "", "onnxruntime,a=b c", "--id=naïve"]
     child = CHILD.format(path=sys.path)
 
-    done = subprocess.run(
-        [sys.executable, "-c", PARENT, child, *words], stdout=subprocess.PIPE, check=True, timeout=60
-    )
+    done = captured([sys.executable, "-c", PARENT, child, *words], check=True, timeout=60)
 
     assert json.loads(done.stdout) == [sys.executable, "-c", PARENT, child, *words]
 
@@ -125,9 +124,7 @@ def test_persons_get_addresses_and_a_request_to_try(host):
 
 
 def test_request_to_try_is_for_a_served_model(tmp_path):
-    line = announcement(
-        ServerOptions(REPOSITORY, "cpu"), announced(), {"classify": "reason", "dogs": "reason"}
-    )
+    line = announcement(ServerOptions(REPOSITORY, "cpu"), announced(), {"classify": "why", "dogs": "why"})
     assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
 
     assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(ServerOptions(tmp_path), announced())
@@ -462,21 +459,19 @@ def test_cuda_noise_is_folded_into_one_line():
     assert shown == [note, LOADING]
 
 
-def test_reason_names_the_field_of_a_broken_config():
-    log, _ = read(PARSE, POLL, END)
-
-    assert str(log.failure()) == (
+@cases(
+    field_of_a_broken_config=(
+        [PARSE, POLL, END],
         "model 'e': failed to read text proto from /r/e/config.pbtxt "
-        '(4:14: Message type "inference.ModelConfig" has no field named "max_batchsize".)'
-    )
-
-
-def test_reason_without_a_failed_model_is_tritons_error():
-    log, _ = read(LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END)
-
-    assert str(log.failure()) == (
-        "failed to start HTTP service: Unavailable; creating server: Internal - failed to load all models"
-    )
+        '(4:14: Message type "inference.ModelConfig" has no field named "max_batchsize".)',
+    ),
+    tritons_error_without_a_failed_model=(
+        [LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END],
+        "failed to start HTTP service: Unavailable; creating server: Internal - failed to load all models",
+    ),
+)
+def test_reason_of_a_failed_start_is_named(lines, reason):
+    assert str(read(*lines)[0].failure()) == reason
 
 
 def test_refused_load_names_the_model_and_its_reason():

@@ -74,13 +74,10 @@ def test_every_nth_run_returns_the_memory_of_larger_ones(store_wide):
 def test_broken_device_fails_every_later_run(tmp_path):
     store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
     reasons = []
-    session = Session.from_config(
-        ModelConfig.from_file(tmp_path / "fragile", 1), events=SessionEvents(device_failed=reasons.append)
-    )
+    config = ModelConfig.from_file(tmp_path / "fragile", 1)
+    session = Session.from_config(config, events=SessionEvents(device_failed=reasons.append))
 
-    first, second = (
-        session.run_requests([{"shape": np.array(shape)}], [["y"]])[0] for shape in ([3, 3], [2, 2])
-    )
+    first, second = (session.run_requests([{"shape": np.array([n, n])}], [["y"]])[0] for n in (3, 2))
 
     assert isinstance(first, DeviceFailed)
     assert str(first) == str(second)

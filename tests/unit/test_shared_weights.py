@@ -189,25 +189,21 @@ def branch():
     return network(nodes, [value("x", "FP32", ["n", 70])], [value("y", "FP32", ["n", None])])
 
 
-def old(*nodes: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:
+def old(nodes: str, **constants: np.ndarray) -> onnx.ModelProto:
     """Build y[n, 4] of x[n, 4] as exporters before 2019 did: IR 3, and initializers that are inputs, too."""
-    x, y = value("x", "FP32", ["n", 4]), value("y", "FP32", ["n", 4])
-    listed = [value(name, "FP32", array.shape) for name, array in constants.items()]
-    model = network(nodes, [x, *listed], [y], [constant(*each) for each in constants.items()])
+    model = written(f"(float[n,4] x) => (float[n,4] y) {{ {nodes} }}", **constants)
+    model.graph.input.extend(value(name, "FP32", array.shape) for name, array in constants.items())
     model.ir_version = 3
     return model
 
 
-def folded(node: onnx.NodeProto, *before: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:
+def folded(nodes: str, **constants: np.ndarray) -> onnx.ModelProto:
     """Build y[a, b] of x[2, 4], whose dims are known only when constants are folded."""
-    inputs, outputs = [value("x", "FP32", [2, 4])], [value("y", "FP32", ["a", "b"])]
-    return network([*before, node], inputs, outputs, [constant(*each) for each in constants.items()])
+    return written(f"(float[2,4] x) => (float[a,b] y) {{ {nodes} }}", **constants)
 
 
-GEMMS = [helper.make_node("Gemm", names[:3], names[3:]) for names in ("xwap", "pwbq", "qwcy")]
-RESHAPE, SHAPE = helper.make_node("Reshape", ["x", "s"], ["y"]), helper.make_node("Shape", ["c"], ["s"])
-GATHER = helper.make_node("Gather", ["x", "r"], ["y"], axis=1)
-RANGE = helper.make_node("Range", ["a", "b", "c"], ["r"])
+GEMMS = "p = Gemm (x, w, a) q = Gemm (p, w, b) y = Gemm (q, w, c)"
+GATHER = "r = Range (a, b, c) y = Gather <axis = 1> (x, r)"
 SQUARE, ZEROS = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), np.zeros(4, np.float32)
 
 
@@ -220,11 +216,11 @@ SQUARE, ZEROS = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float
     LSTM=recurrent("LSTM", 4, 37),
     GRU=recurrent("GRU", 3, 19),
     If=branch(),
-    three_equal_biases=old(*GEMMS, w=SQUARE, a=ZEROS, b=ZEROS, c=ZEROS),
-    unused_weights=old(helper.make_node("Relu", ["x"], ["y"]), w=SQUARE),
-    input_with_a_default=old(helper.make_node("Add", ["x", "b"], ["y"]), b=ZEROS),
-    shape_of_a_constant=folded(RESHAPE, SHAPE, c=np.zeros((4, 2), np.float32)),
-    range_of_constants=folded(GATHER, RANGE, a=np.int64(0), b=np.int64(3), c=np.int64(1)),
+    three_equal_biases=old(GEMMS, w=SQUARE, a=ZEROS, b=ZEROS, c=ZEROS),
+    unused_weights=old("y = Relu (x)", w=SQUARE),
+    input_with_a_default=old("y = Add (x, b)", b=ZEROS),
+    shape_of_a_constant=folded("s = Shape (c) y = Reshape (x, s)", c=np.zeros((4, 2), np.float32)),
+    range_of_constants=folded(GATHER, a=np.int64(0), b=np.int64(3), c=np.int64(1)),
 )
 def test_networks_of_any_kind_give_the_same_answers(tmp_path, model):
     """On the copy that ONNX Runtime writes itself, each of these kernels crashed, or lost its constants."""

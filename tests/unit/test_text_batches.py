@@ -7,6 +7,7 @@ from nereid.base.errors import InvalidConfig
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.line_images import MAX_PADDING, DetectorInput, batches, network_size, stacked
 from nereid.tasks.read.line_search import upside_down
+from tests.tables import cases
 
 
 def test_batches_have_every_line_once_and_little_padding():
@@ -45,9 +46,7 @@ def test_detector_sees_multiples_of_32():
     assert {size: network_size(*size) for size in sizes} == sizes
 
 
-@pytest.mark.parametrize(
-    "shape", [(20, 1000, 3), (1000, 20, 3), (480, 640, 3)], ids=["wide", "tall", "usual"]
-)
+@cases("shape", wide=(20, 1000, 3), tall=(1000, 20, 3), usual=(480, 640, 3))
 def test_positions_in_the_detectors_input_are_those_of_the_pixels(shape):
     height, width = shape[:2]
     prepared = DetectorInput(np.zeros(shape, np.uint8))
@@ -87,9 +86,7 @@ def test_repeated_classes_and_blanks_are_left_out():
     assert empty == ("", 0.0)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff\xff", b"\x0b\x00", b"\x80" * 50_000_000], ids=["empty", "cut", "group", "endless"]
-)
+@cases("content", empty=b"", cut=b"\xff\xff", group=b"\x0b\x00", endless=b"\x80" * 50_000_000)
 def test_file_without_characters_is_refused(tmp_path, content):
     path = tmp_path / "net.onnx"
     path.write_bytes(content)

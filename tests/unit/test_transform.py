@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.resample import Span
 from nereid.vision.imaging.transform import DATATYPES, Placement, Transform, make_plan
-from tests.pictures import assert_same_levels, noise, resize, save
+from tests.pictures import assert_same_levels, gradient, noise, resize, save
 from tests.tables import rows
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -166,7 +166,7 @@ def test_image_is_turned_upright(orientation, transform, image_format):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_scaled_decode_is_turned_upright(gradient, orientation):
+def test_scaled_decode_is_turned_upright(orientation):
     """A large JPEG is decoded at an eighth and turned, too; a smooth one differs by three levels at most."""
     exif = Image.Exif()
     exif[274] = orientation

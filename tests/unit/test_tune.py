@@ -55,11 +55,9 @@ class Machine:
         return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
 
 
-def searched(
-    machine: Machine, objective: search.Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS
-):
+def searched(machine: Machine, objective: search.Objective = THROUGHPUT, until_s: float = 300.0):
     searching = search.Search(machine.measure, objective, 2, machine.clock, until_s)
-    found = searching.run(lambda count: search.sample(points, GRID, count, 0, ()))
+    found = searching.run(lambda count: search.sample(POINTS, GRID, count, 0, ()))
     return searching, found
 
 

@@ -51,11 +51,8 @@ def requests(draw) -> tuple[dict[str, Any], bytes]:
             element = {"BYTES": ["ab", "", "é"][number], "BOOL": bool(number)}.get(datatype, number)
             tensor["data"] = [element] * count
         else:
-            sent = (
-                b"\1\0\0\0x" * count
-                if datatype == "BYTES"
-                else bytes(count * inference_body.ELEMENT_BYTES[datatype])
-            )
+            text = datatype == "BYTES"
+            sent = b"\1\0\0\0x" * count if text else bytes(count * inference_body.ELEMENT_BYTES[datatype])
             tensor["parameters"] = {"binary_data_size": len(sent)}
             binary += sent
         inputs.append(tensor)
@@ -80,6 +77,19 @@ def checked_or_none(check, *given) -> inference_body.CheckedBody | None:
 def check_message(settings: Settings, message: v2.ModelInferRequest | bytes) -> inference_body.CheckedBody:
     encoded = message if isinstance(message, bytes) else message.SerializeToString()
     return asyncio.run(read_request(settings, memoryview(encoded)))[-1]
+
+
+def check_request(tensor: dict[str, Any], binary: bytes = b"", **more: Any) -> inference_body.CheckedBody:
+    """Check a request with one input, followed by its binary data."""
+    text = json.dumps({"inputs": [{"name": "x", **tensor}], **more}).encode()
+    return inference_body.check_body(SETTINGS, text + binary, len(text))
+
+
+def check_data(datatype: str, data: str) -> inference_body.CheckedBody:
+    """Check a request whose numbers are the text `data`."""
+    shape = [data.count(",") + 1]
+    text = f'{{"inputs": [{{"name": "x", "shape": {shape}, "datatype": "{datatype}", "data": {data}}}]}}'
+    return inference_body.check_body(SETTINGS, text.encode(), None)
 
 
 def check_is_safe(checked: inference_body.CheckedBody) -> None:
@@ -112,10 +122,8 @@ def test_any_body_is_checked_or_rejected(body, json_bytes):
 
 
 def test_empty_dimension_is_refused():
-    content = {"inputs": [{"name": "x", "shape": [0], "datatype": "FP32", "data": []}]}
-    text = json.dumps(content).encode()
     with pytest.raises(Failure, match="shape"):
-        inference_body.check_body(SETTINGS, text, len(text))
+        check_request({"shape": [0], "datatype": "FP32", "data": []})
 
 
 @cases(
@@ -137,11 +145,8 @@ def test_empty_dimension_is_refused():
 )
 def test_value_of_another_type_is_refused(datatype, data, reason):
     """Triton 24.10 takes some for its own fault, and stores others as another number."""
-    shape = [data.count(",") + 1]
-    text = f'{{"inputs": [{{"name": "x", "shape": {shape}, "datatype": "{datatype}", "data": {data}}}]}}'
-
     with pytest.raises(Failure, match=re.escape(reason)) as raised:
-        inference_body.check_body(SETTINGS, text.encode(), None)
+        check_data(datatype, data)
 
     assert raised.value.status == 400
 
@@ -154,10 +159,7 @@ def test_value_of_another_type_is_refused(datatype, data, reason):
     spaces=("INT32", "[ [1 , 2],\n[3,\t4]]"),
 )
 def test_value_of_the_type_is_sent(datatype, data):
-    shape = [data.count(",") + 1]
-    text = f'{{"inputs": [{{"name": "x", "shape": {shape}, "datatype": "{datatype}", "data": {data}}}]}}'
-
-    assert data in b"".join(inference_body.check_body(SETTINGS, text.encode(), None).parts).decode()
+    assert data in b"".join(check_data(datatype, data).parts).decode()
 
 
 @cases(
@@ -187,22 +189,19 @@ def test_parameter_of_another_type_is_refused(name, value):
 def test_elements_that_only_take_time_are_refused(name, count, size, reason):
     data = (size.to_bytes(4, "little") + b"x" * size) * (count - 1) + bytes(4)
     parameters = {"binary_data_size": len(data)}
-    tensor = {"name": name, "shape": [count], "datatype": "BYTES", "parameters": parameters}
-    text = json.dumps({"inputs": [tensor]}).encode()
 
     with pytest.raises(Failure, match=re.escape(reason)) as raised:
-        inference_body.check_body(SETTINGS, text + data, len(text))
+        check_request({"name": name, "shape": [count], "datatype": "BYTES", "parameters": parameters}, data)
 
     assert raised.value.status == 400
 
 
 @pytest.mark.parametrize("size", [7, 9])
 def test_binary_data_have_the_size_of_their_shape(size):
-    tensor = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": size}}
-    text = json.dumps({"inputs": [tensor]}).encode()
+    tensor = {"shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": size}}
 
     with pytest.raises(Failure, match=rf"expected 8 bytes for FP32 \[2\], got {size}"):
-        inference_body.check_body(SETTINGS, text + bytes(size), len(text))
+        check_request(tensor, bytes(size))
 
 
 @asynchronous
@@ -289,10 +288,7 @@ def typed_message(
 @cases(
     numbers=(typed_message(MAX_NUMBERS + 1), f"at most {MAX_NUMBERS} typed numbers"),
     texts=(typed_message(20_000, "bytes_contents", "BYTES"), "at most 16384 fields"),
-    raw_contents=(
-        v2.ModelInferRequest(model_name="m", raw_input_contents=[b""] * 600),
-        "at most 512 fields",
-    ),
+    raw_contents=(v2.ModelInferRequest(model_name="m", raw_input_contents=[b""] * 600), "at most 512 fields"),
     inputs=(
         v2.ModelInferRequest(model_name="m", inputs=[v2.ModelInferRequest.InferInputTensor()] * 600),
         "at most 512 fields",
@@ -337,12 +333,10 @@ def test_both_protocols_become_the_same_request(datatype):
     getattr(typed.inputs.add(name="x", datatype=datatype, shape=[2]).contents, field).extend(values)
     message.inputs.add(name="x", datatype=datatype, shape=[2])
     message.raw_input_contents.append(raw)
-    tensor = {"name": "x", "shape": [2], "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
-    request = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    text = json.dumps(request).encode()
+    tensor = {"shape": [2], "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
 
     checked = [check_message(SETTINGS, each) for each in (typed, message)]
-    checked.append(inference_body.check_body(SETTINGS, text + raw, len(text)))
+    checked.append(check_request(tensor, raw, parameters={"binary_data_output": True}))
 
     assert len({b"".join(each.parts) for each in checked}) == 1
 
