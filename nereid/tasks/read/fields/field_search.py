@@ -169,7 +169,7 @@ class FieldCandidate:
     @property
     def is_proven(self) -> bool:
         """Whether this value would be certain on a page without another one."""
-        if is_repeated(self.reading.value) or self.reading.valid is False:
+        if is_repeated(self.reading.value) or self.reading.valid is False or self.nearness.may_be_cut:
             return False
         is_valid = self.reading.valid is True
         if len(self.sources) > 1:

@@ -24,6 +24,8 @@ _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
 _WORD = re.compile(r"[^\W\d_]{3,}|[\u3400-\u9fff]")
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 MAX_SHORT = 2
+# Kinds of labels: of the field, perhaps of it, and of other numbers.
+OWN, CUT, OTHERS = "own", "cut", "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,12 @@ class Nearness:
         distance: to the nearest label, in heights of the text; infinite if none is near, or another
             number's label is nearer.
         evidence: as logarithm; negative beside the label of another number.
+        may_be_cut: whether the label may be the end of another one, whose beginning was not read.
     """
 
     distance: float = np.inf
     evidence: float = 0.0
+    may_be_cut: bool = False
 
     @property
     def is_labelled(self) -> bool:
@@ -56,15 +60,15 @@ class Labels:
     def __init__(self, rows: Sequence[Row], rule: FieldRule) -> None:
         self._ends: dict[int, list[int]] = {}
         self._is_number = any(form.joined for form, _ in forms_of(rule))
-        places: dict[bool, list[_Corners]] = {True: [], False: []}
+        places: dict[str, list[_Corners]] = {OWN: [], CUT: [], OTHERS: []}
         for number, row in enumerate(rows):
-            for start, end, is_own in _labels_in(row.text, rule):
+            for start, end, kind in _labels_in(row.text, rule):
                 self._ends.setdefault(number, []).append(end)
-                places[is_own].append(_corners(row, start, end, self._is_number))
-        self._own, self._other = (
-            np.array(places[is_own][:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for is_own in (True, False)
+                places[kind].append(_corners(row, start, end, self._is_number))
+        self._own, self._cut, self._other = (
+            np.array(each[:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for each in places.values()
         )
-        self.has_own = bool(len(self._own))
+        self.has_own = bool(len(self._own) or len(self._cut))
         carriers = {each.name: label_expression(each.labels) for each in rule.carriers if each.labels}
         self.named = frozenset(
             name for name, words in carriers.items() if any(words.search(row.text) for row in rows)
@@ -74,7 +78,8 @@ class Labels:
     def nearness(self, row: Row, number: int, start: int, end: int) -> Nearness:
         """Return what the labels say of a part of a row."""
         place = row.place(start, end)
-        distance, other = _distance(self._own, place), _distance(self._other, place)
+        clear, cut = _distance(self._own, place), _distance(self._cut, place)
+        distance, other = min(clear, cut), _distance(self._other, place)
         if other < distance:
             return Nearness(evidence=OTHER)
         if not np.isfinite(distance):
@@ -84,22 +89,25 @@ class Labels:
         for name in self._names:
             before = name.sub("", before)
         is_direct = not self._is_number or not _WORD.search(before)
-        return Nearness(distance, max(LABEL - PER_HEIGHT * distance, INDIRECT) if is_direct else INDIRECT)
+        evidence = max(LABEL - PER_HEIGHT * distance, INDIRECT) if is_direct else INDIRECT
+        return Nearness(distance, evidence, may_be_cut=cut < clear)
 
 
-def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, bool]]:
-    """Yield start and end of the labels in a text, and whether they are the field's own.
+def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and kind of the labels in a text.
 
-    A short Chinese label at the end of another word, such as 业务单号, is that of another number.
+    A short Chinese label at the end of another word, such as 业务单号, is that of another number. Without a
+    word before it, the word may not have been read.
     """
     names = tuple(label for carrier in rule.carriers for label in carrier.labels)
     if labels := (*rule.labels, *rule.other_labels):
         for match in label_expression(labels).finditer(text):
             is_own = bool(rule.labels and label_expression(rule.labels).fullmatch(match[0]))
-            is_end = len(match[0]) <= MAX_SHORT and _CHINESE.search(text[: match.start()][-1:])
-            if is_end and rule.other_labels and not text[: match.start()].endswith(names):
-                is_own = False
-            yield *match.span(), is_own
+            before, is_short = text[: match.start()], len(match[0]) <= MAX_SHORT and _CHINESE.match(match[0])
+            kind = OWN if is_own else OTHERS
+            if is_own and is_short and rule.other_labels and not before.endswith(names):
+                kind = OTHERS if _CHINESE.match(before[-1:]) else CUT
+            yield *match.span(), kind
 
 
 def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:
