@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 from nereid.backends.routing.assignment import Table, assign, format_route, parse_route
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.drop_folder import TemporaryFailure
 from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
@@ -165,6 +166,8 @@ def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
         retire(repository, NET, 1, None)
     with pytest.raises(RolloutActive, match=message):
         remove(repository, ROUTE, None)
+    with pytest.raises(RolloutActive, match=message):
+        add(repository, AddRequest(candidate(tmp_path, 2), ROUTE, {}, is_replacing=True), None)
     publishing = publication(repository, lambda: None, OTHER_ANSWERS, 0, print)
     with pytest.raises(TemporaryFailure, match=message):
         publishing(NET, candidate(tmp_path, 3))

@@ -152,6 +152,8 @@ def add(
     _check_request(repository, request)
     repository.mkdir(parents=True, exist_ok=True)
     with locked_repository(repository, record, report) as locked:
+        if request.is_replacing:
+            check_none_active(repository, f"replace '{request.name}'", request.name)
         names = ModelNames.for_route(request.name)
         with locked.preparation("add", request.name, 1) as staged:
             repository = staged.workspace.repository
