@@ -1,4 +1,4 @@
-"""Programs that another program of Nereid starts: a function, called with options that come as JSON on stdin.
+"""Programs that another program of Nereid starts: a function called with options passed as JSON on stdin.
 
 Options on a command line would be a second interface, which no type checker sees, and which other users read.
 """
@@ -16,7 +16,7 @@ import msgspec
 from nereid.application import exit_codes
 
 Options = TypeVar("Options")
-# Reads its settings from the options and the environment, and ends as a command does: see `exit_codes`.
+# Reads its settings from the options and the environment, and exits as a command does: see `exit_codes`.
 Program = Callable[[Options, Mapping[str, str]], None]
 
 

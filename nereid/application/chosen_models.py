@@ -13,7 +13,7 @@ def find_model(repository: Path, name: str, task: Task) -> str:
     """Return the model of a task: `name`, else the default one, else the only one of the repository.
 
     Raises:
-        WrongUsage: the repository has no such model, or several; the message has their names.
+        WrongUsage: the repository has no such model, or several; the message lists their names.
     """
     wanted = name or task.model
     if (repository / wanted).is_dir():
@@ -40,7 +40,7 @@ def find_any_model(repository: Path, name: str) -> str:
     """Return the model `name`, else a classifier, else a model of another task, default ones first.
 
     Raises:
-        WrongUsage: the repository has no such model, or none; the message has the models of all tasks.
+        WrongUsage: the repository has no such model, or none; the message lists the models of all tasks.
     """
     from nereid.models.routes.target import check_repository, models_with
     from nereid.repository.layout import is_model, model_folders

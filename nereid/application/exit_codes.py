@@ -1,4 +1,4 @@
-"""Exit codes of all programs, the one place that maps errors to them, and their safe output."""
+"""Exit codes of all programs, the only mapping from errors to them, and safe terminal output."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from nereid.base.errors import OperationFailed, ServingError, WrongUsage
 from nereid.base.units import escaped
 
 FAILED, WRONG_USAGE = 1, 2
-# The modules that an extra of the distribution brings; all others come with Nereid itself.
+# The modules that an extra of the distribution installs; all others come with Nereid itself.
 MODULES = {
     "embedded": ("pytriton",),
     "cpu": ("onnxruntime",),
@@ -36,7 +36,7 @@ def exit_code(error: Exception) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Return the text that a user reads: for a system error with the name of the file, if there is one."""
+    """Return the text that a user reads; for a system error, it includes the file name, if there is one."""
     if isinstance(error, OSError):
         # Of the two files of a copy, the second is written.
         name = error.filename2 if error.errno in files.FULL and error.filename2 else error.filename
@@ -85,7 +85,7 @@ def end(error: Exception) -> NoReturn:
 
 
 class SafeStream:
-    """A text stream that escapes what would act on a terminal: names and messages may come from anybody."""
+    """A text stream that escapes what would affect a terminal: names and messages may come from anybody."""
 
     def __init__(self, raw: Any) -> None:
         # Rich writes its own sequences to this; `tables.SafeConsole` escapes the rest.

@@ -57,7 +57,7 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
         WrongUsage: the settings are invalid, or the repository has no such model.
         OperationFailed: the certificate, the keys or the address cannot be used.
     """
-    # Not at the top: the supervisor of a server knows this module, and needs neither them nor their packages.
+    # Not at the top: a server's supervisor imports this module, and needs neither them nor their packages.
     from nereid.gateway.http import serving
     from nereid.gateway.models import FixedModels
 

@@ -32,7 +32,7 @@ class RepositoryModels:
     Args:
         repository: the folder of the models.
         find: returns the running server, if one runs.
-        first: models that come first, and are offered even if they are not routes.
+        first: models that are listed first, and offered even if they are not routes.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RepositoryModels:
             raise PreviewRefused(error.args[0]) from None
 
     def config(self, name: str) -> ModelConfig | None:
-        """Return the config of a model, of a route that of its default variant; None if it cannot be read."""
+        """Return a model's config, or a route's default variant's; None if it cannot be read."""
         try:
             model, version = self._pinned(name)
             return ModelConfig.from_file(self._repository / model, version)
@@ -169,7 +169,7 @@ def _rollout(location: RouteLocation) -> RolloutState | None:
 
 @contextlib.contextmanager
 def _failures(failed: str, *refused: type[Exception]) -> Iterator[None]:
-    """Raise errors as those of a `RouteControl`.
+    """Translate errors into those of a `RouteControl`.
 
     Args:
         failed: the message for `unavailable`; the error itself may have paths of this machine.

@@ -1,6 +1,6 @@
 """Publish networks in a repository for a gateway.
 
-Each is published in a process of its own: an examination takes memory and time that other requests need.
+Each is published in its own process, because an examination uses memory and time that other requests need.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.gateway.failures import Failure
 from nereid.gateway.models import PublishAnswer, PublishOrder
 
-# The begin of the last line of a command that failed as expected.
+# The start of the last line of a command that failed as expected.
 ERROR = "error: "
 RETRY_S = 1.0
 log = logging.getLogger("nereid.gateway")
@@ -31,7 +31,7 @@ class RepositoryPublisher:
     repository: Path
 
     async def publish(self, order: PublishOrder) -> PublishAnswer:
-        """Publish a network; the process runs to its end, even if the client leaves.
+        """Publish a network; the process runs to completion even if the client disconnects.
 
         Raises:
             WrongUsage: the order itself is invalid.
@@ -61,7 +61,7 @@ def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> No
         WrongUsage: the share is invalid, or the models of this repository cannot be changed.
         OperationFailed: the network or the server was refused.
     """
-    # Here, because a gateway knows this module, and needs no ONNX Runtime.
+    # Imported here because a gateway imports this module, and needs no ONNX Runtime.
     from nereid.application.chosen_models import own_repository
     from nereid.models.publish import publisher
     from nereid.models.publish.examination import Gates

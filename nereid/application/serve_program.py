@@ -28,7 +28,7 @@ def serve(options: ServeOptions, environment: Mapping[str, str]) -> None:
     """Serve a repository until SIGINT or SIGTERM: see `nereid.server.serve.serve`.
 
     Raises:
-        WrongUsage: the options exclude each other, or this machine has no such profile or GPU.
+        WrongUsage: the options conflict with each other, or this machine has no such profile or GPU.
         ServerError: the server cannot start.
     """
     with invalid_values():
@@ -74,7 +74,7 @@ def _check_access(options: ServeOptions, environment: Mapping[str, str]) -> None
 
 
 def _jobs(repository: Path, base: Path) -> list[BackgroundJob]:
-    """Return what works for a served repository in the background, and what reports about it."""
+    """Return the background jobs of a served repository, and those that report about it."""
 
     def find() -> monitor.Server | None:
         record, folder = run_dir.find(base, repository), run_dir.find_folder(base, repository)

@@ -1,1 +1,1 @@
-"""What knows Triton's Python API, and the choice of a variant behind it."""
+"""The code that uses Triton's Python API, and the choice of a variant behind it."""

@@ -1,1 +1,1 @@
-"""What is seen of a running server: its state, its drift, and the best settings for it."""
+"""Observation of a running server: its state, its drift, and the best settings for it."""

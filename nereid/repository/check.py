@@ -82,7 +82,7 @@ class Profile:
         return self.networks.open(onnx_file.network_path(self.root / model / str(version), document))
 
     def config(self, model: str, version: int) -> ModelConfig:
-        """Return the config of a version, completed like the server completes it.
+        """Return the config of a version, completed as the server completes it.
 
         Raises:
             InvalidConfig: its network is needed and cannot be read.
@@ -427,7 +427,7 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"{name} has {labels} labels for output '{entry['name']}'"
 
 
-# By backend. Those of tasks have checks of their own; other backends are not checked.
+# Checks by backend. Backends of tasks have their own; other backends are not checked.
 CHECKS: Mapping[str, Check] = {
     "onnxruntime": _networks,
     "ensemble": partial(

@@ -1,4 +1,4 @@
-"""The number of instances of each model whose config does not say one: the machine's cores and memory decide.
+"""The number of instances of each model whose config sets none, fitted to the machine's cores and memory.
 
 Only models of our backends on a CPU are fitted. A config with a `count` keeps it.
 """
@@ -29,9 +29,9 @@ from nereid.repository.layout import (
 from nereid.tasks import BY_BACKEND
 
 BACKENDS = frozenset({"onnxruntime", "preprocess", ROUTE, *PARTS, *BY_BACKEND})
-# Instances of all models together, per core: while one model has nothing to do, the others use all cores.
+# Instances of all models together, per core: while one model is idle, the others use all cores.
 PER_CORE = 2
-# Python's lock limits an instance of a route to some 1,000 requests per second (docs/performance.md).
+# Python's lock limits an instance of a route to about 1,000 requests per second (docs/performance.md).
 CORES_PER_ROUTE = 8
 # One process of a network with shared weights. Part of the available memory for all instances: requests,
 # the page cache and other programs need the rest.
@@ -75,7 +75,7 @@ def plan_instances(
     """Return the instances of every model of `profile` whose config leaves the choice open.
 
     Args:
-        backends: of the models whose instances are fitted.
+        backends: the backends of the models whose instances are fitted.
     """
     documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
     served = {name: each for name, each in documents.items() if name not in hidden}
@@ -94,10 +94,10 @@ def plan_instances(
 
 
 def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, float]:
-    """Return the part of all requests that each model must be able to answer, between 0 and 1.
+    """Return the fraction of all requests that each model must be able to answer, between 0 and 1.
 
-    Each model that no other model uses gets the same part. A route gives half of its part to its variants by
-    weight, and half evenly, because weights change while the server runs.
+    Models that no other model uses get equal fractions. A route divides half of its fraction among its
+    variants by weight, and half evenly, because weights change while the server runs.
     """
     parts = {name: _parts(document, routes.get(name)) for name, document in documents.items()}
     inner = {name for each in parts.values() for name in each}
@@ -119,10 +119,10 @@ def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, floa
 def counts(
     wanted: Mapping[str, float], machine: Machine, instance_bytes: Mapping[str, int] | None = None
 ) -> InstancePlan:
-    """Return the instances of each model, from the part of the requests that it must be able to answer.
+    """Return the instances of each model, from the fraction of requests that it must be able to answer.
 
     Args:
-        instance_bytes: memory of a process of each model; without, `INSTANCE_BYTES`.
+        instance_bytes: memory of a process of each model; by default, `INSTANCE_BYTES`.
     """
     cores = machine.cores
     found = {name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in wanted.items()}

@@ -39,10 +39,10 @@ def check_count(labels: Path, output: TensorSpec) -> int:
 
 
 def check_names(names: Sequence[str], origin: str) -> None:
-    """Refuse class names with characters that act on a terminal, or end a text.
+    """Refuse class names with characters that affect a terminal, or end a string.
 
     Raises:
-        WrongUsage: with the first one.
+        WrongUsage: names the first one.
     """
     for number, name in enumerate(names, start=1):
         if (shown := escaped(name)) != name or "\t" in name:
@@ -129,9 +129,9 @@ def is_model(folder: Path) -> bool:
 
 
 def hidden_models(repository: Path, profile: str) -> set[str]:
-    """Return the models that are used only by models which `profile` replaces by others without them.
+    """Return the models used only by models that `profile` replaces with others that do not use them.
 
-    Configs that cannot be read are left out; Triton reports them.
+    Configs that cannot be read are skipped; Triton reports them.
     """
     plain, served = readable_configs(repository), readable_configs(repository, profile)
     replaced = {
@@ -184,7 +184,7 @@ def pins(repository: Path, documents: Documents) -> list[Pin]:
 
 
 def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the models and versions that a pinned model runs, in their order; version -1 if unpinned."""
+    """Return the models and versions that a pinned model runs, in order; version -1 if unpinned."""
     if parts := PARTS.get(str(document.get("backend"))):
         given = parameters_of(document)
         found = [
@@ -207,12 +207,12 @@ def served_steps(document: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters of a config as texts."""
+    """Return the parameters of a config as strings."""
     return {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
 
 
 def is_last_step(backend: str) -> bool:
-    """Return whether models of a backend turn the outputs of a network into those of a task."""
+    """Return whether models of a backend turn a network's outputs into a task's."""
     return backend in BY_BACKEND and "post_processing" in BY_BACKEND[backend].faces
 
 
@@ -235,7 +235,7 @@ def thread_budget(
     """Return the threads of every model of `profile` that runs a network on the CPU.
 
     Args:
-        instances: those of the models whose configs leave the number open.
+        instances: the instances of models whose configs leave the number open.
 
     Raises:
         InvalidConfig: a file is not a ModelConfig, or names a model that does not exist.

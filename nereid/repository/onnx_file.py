@@ -34,7 +34,7 @@ class InvalidOnnx(OperationFailed):
 
 @dataclass(frozen=True, slots=True)
 class ExternalData:
-    """The part of another file with the values of one tensor; `length` -1 is up to the end of the file."""
+    """The part of another file with the values of one tensor; `length` -1 means up to the end of the file."""
 
     tensor: str
     location: str
@@ -105,7 +105,7 @@ def read(path: Path) -> OnnxFile:
 
 
 def complete_document(document: dict[str, Any], signature: Callable[[], Signature]) -> None:
-    """Complete a config in place from the network like the server does; `name` must be present.
+    """Complete a config in place from the network as the server does; `name` must be present.
 
     `signature` is called only if an entry is missing. InvalidConfig: the network does not support batches.
     """
@@ -182,13 +182,13 @@ def check_with_onnx(path: Path) -> None:
 
     try:
         onnx.checker.check_model(path)
-    except Exception as error:  # its own class, and protobuf's
+    except Exception as error:  # its own class, or protobuf's
         words = " ".join(str(error).split())
         raise InvalidOnnx(f"the ONNX checker refuses '{path.name}': {words}") from None
 
 
 def external_data(path: Path, tensor: Any) -> ExternalData:
-    """Return the place of an external tensor's values, for the ONNX file at `path`; else InvalidOnnx."""
+    """Return the location of an external tensor's values, for the ONNX file at `path`; else InvalidOnnx."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
@@ -214,7 +214,7 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def _reported_as_damage(path: Path) -> Iterator[None]:
-    """Report Python's errors about the content as damage of the file."""
+    """Report Python's errors about the content as damage to the file."""
     try:
         yield
     except (ValueError, OverflowError, OSError) as error:
@@ -244,7 +244,7 @@ def _check_element(onnx: Any, name: str, element: int) -> None:
 
 
 def _check_values(onnx: Any, path: Path, tensor: Any) -> None:
-    """Refuse values in the file that do not fit the shape, on which other readers fail."""
+    """Refuse values in the file that do not fit the shape, because other readers fail on them."""
     if is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING:
         return
     try:

@@ -11,12 +11,12 @@ FIRST_IMAGE = "first_image_only"
 
 
 def opsets(model: Any) -> dict[str, int]:
-    """Return the version of each operator set; of several for a domain, ONNX Runtime takes the last."""
+    """Return the version of each operator set; if a domain has several, ONNX Runtime uses the last."""
     return {"" if opset.domain == "ai.onnx" else opset.domain: opset.version for opset in model.opset_import}
 
 
 def metadata(model: Any) -> dict[str, str]:
-    """Return the metadata of a ModelProto; texts that are not UTF-8, bytes in protobuf, are left out."""
+    """Return the metadata of a ModelProto; strings that are not UTF-8, bytes in protobuf, are left out."""
     texts = {entry.key: entry.value for entry in model.metadata_props}
     return {key: text for key, text in texts.items() if isinstance(key, str) and isinstance(text, str)}
 

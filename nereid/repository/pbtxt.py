@@ -26,7 +26,7 @@ LIST = {"[": "[ ", "]": " ]"}
 
 
 def parse(text: str) -> Any:
-    """Return the ModelConfig message of a config text; OperationFailed with line and column if it is none."""
+    """Return the ModelConfig message of a config text; OperationFailed with line and column if invalid."""
     try:
         return text_format.Parse(text, empty_config())
     except text_format.ParseError as error:
@@ -182,14 +182,14 @@ def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str 
 
 
 def _appended(body: str, missing: Sequence[str]) -> str:
-    """Append entries to the text in braces, behind a comment in the last line."""
+    """Append entries to the text in braces, after a comment in the last line."""
     kept = body.rstrip()
     gap = "\n" if "#" in kept.rpartition("\n")[2] else " "
     return f"{kept}{gap}{' '.join(missing)}{body[len(kept) :] or ' '}" if missing else body
 
 
 def _bodies(entry: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the text in the braces of each message of an entry."""
+    """Yield start and end of the text in the braces of each message of an entry."""
     depth, begin = 0, 0
     for token in TOKEN.finditer(entry):
         if token[0] in "{<":
@@ -253,7 +253,7 @@ def _one_line(part: Any) -> str:
 
 
 def _entries(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each entry of the outermost level: a field's name and its value."""
+    """Yield start and end of each entry of the outermost level: a field's name and its value."""
     depth, begin, tokens = 0, -1, [token for token in TOKEN.finditer(text) if token[0][0] != "#"]
     for token, after in zip(tokens, [*tokens[1:], None], strict=False):
         word = token[0]

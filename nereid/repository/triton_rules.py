@@ -84,7 +84,7 @@ def missing_python_file(folder: Path, document: Mapping[str, Any]) -> Path | Non
 
 
 def fatal_problem(folder: Path, document: Mapping[str, Any]) -> str:
-    """Return the problem of a model whose load Triton 24.10 does not end or survive; empty if none."""
+    """Return the problem that makes Triton 24.10 hang or crash when it loads a model; empty if none."""
     if _has_space(folder):
         return SPACE
     if path := missing_python_file(folder, document):
@@ -197,7 +197,7 @@ def tensor_problems(document: Mapping[str, Any], is_completed: bool) -> Iterator
     """Yield a text for each input or output that Triton refuses.
 
     Args:
-        is_completed: the backend adds missing datatypes and dims.
+        is_completed: whether the backend adds missing datatypes and dims.
     """
     for side in ("input", "output"):
         for tensor in document.get(side, ()):

@@ -20,18 +20,18 @@ from nereid.server.ports import Ports
 from nereid.server.run_dir import socket_url
 
 PLAIN_PROFILE = "ensemble"
-# A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.
+# A model without configs/cpu.pbtxt uses its plain config.pbtxt, so this default works for any repository.
 DEFAULT_PROFILE = "cpu"
 DEFAULT_PORTS = Ports(HTTP_PORT, GRPC_PORT, METRICS_PORT)
 GPU_PROFILE = "gpu"
-# Those whose models pass on tensors in the memory of a GPU.
+# Profiles whose models pass tensors in GPU memory.
 GPU_PROFILES = (GPU_PROFILE, "gpu_ensemble")
 TUNED_PROFILE = "tuned"
-# Selects one of the others for this machine: `nereid.server.gpu_profile`.
+# Selects one of the other profiles for this machine: `nereid.server.gpu_profile`.
 AUTO_PROFILE = "auto"
-# The pool for tensors between the steps of an ensemble cannot grow. Tensors that do not fit go through the
-# host, and Triton logs that only once. Two batches of 64 images are 77 MB.
-# Each GPU has its own; Triton ignores pools of GPUs that are not there (cuda_memory_manager.cc).
+# The memory pool for tensors between ensemble steps cannot grow. Tensors that do not fit are copied through
+# the host, and Triton logs that only once. Two batches of 64 images are 77 MB.
+# Each GPU has its own pool; Triton ignores pools for absent GPUs (cuda_memory_manager.cc).
 MAX_GPUS = 16
 GPU_POOLS = tuple(f"--cuda-memory-pool-byte-size={gpu}:{512 * 2**20}" for gpu in range(MAX_GPUS))
 # Callers of these APIs can read files, run code or stop the server: CVE-2025-23319.
@@ -40,13 +40,13 @@ ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
 LOOPBACK = ("127.0.0.1", "localhost")
 REGION_PREFIX = "shm-region-prefix-name="
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
-# By default glibc returns the buffer of an image's tensor (0.6 MB) to the kernel after every request. The
-# page faults of the next request then cost about 0.3 ms of CPU per image (by hand, /proc).
+# By default glibc returns an image tensor's buffer (0.6 MB) to the kernel after every request, and the page
+# faults of the next request then cost about 0.3 ms of CPU per image (measured by hand, /proc).
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
 
 # Triton splits its flags at "=" and ":".
 TOKEN = re.compile(r"[!-9;<>-~]{16,256}")
-# Flags of tritonserver that open further addresses; it also accepts unambiguous prefixes of them.
+# tritonserver flags that open further addresses; it also accepts unambiguous prefixes.
 LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
 ADDRESSES = (*LISTENING, "metrics-address", "http-port", "grpc-port", "metrics-port")
 
@@ -56,10 +56,10 @@ class ServerOptions:
     """Settings of one server: its repository, profile, addresses and access.
 
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
-    If `is_guarded`, Triton listens only on sockets in a private folder, and a gateway takes the ports. If
-    `requires_keys`, callers need a key even on loopback. If `allows_incomplete_configs`, programs other than
-    our commands may load models, so Triton must complete their configs. Without `sampling`, no request is
-    traced. `measures_signals` concerns images and responses; see docs/drift.md.
+    With `is_guarded`, Triton listens only on sockets in a private folder, and a gateway listens on the ports.
+    With `requires_keys`, callers need a key even on loopback. With `allows_incomplete_configs`, programs
+    other than our commands may load models, so Triton must complete their configs. Without `sampling`, no
+    request is traced. `measures_signals` covers images and responses; see docs/drift.md.
     """
 
     repository: Path = REPOSITORY
@@ -91,11 +91,11 @@ def command(
     """Return the `tritonserver` command line for `options`.
 
     Args:
-        run_id: distinguishes the shared memory of this server from that of other servers.
-        models: models to load at startup in the explicit mode, `*` for all.
+        run_id: distinguishes this server's shared memory from other servers'.
+        models: models to load at startup in explicit mode, `*` for all.
         sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
-        instances: number of instances that each model gets after the start; its first one must know.
-        traces: socket for the records of traces; None if requests are not traced.
+        instances: number of instances of each model after startup, which its first instance must know.
+        traces: socket for trace records; None if requests are not traced.
         completes_configs: whether Triton completes the configs of models on load, which takes a second.
     """
     args = [
@@ -128,8 +128,8 @@ def command(
 def _python_backends(triton: Installation, prefix: str) -> Iterator[str]:
     yield f"--backend-config=python,{REGION_PREFIX}{prefix}"
     for name in (adapter.parent.name for adapter in triton.adapters):
-        # Triton starts that many threads for each instance; they send its requests to other models. A route
-        # has several at once: a request to a variant holds its thread.
+        # Triton starts that many threads per instance to send its requests to other models. A route has
+        # several requests at once, and each request to a variant occupies its thread.
         threads = ROUTE_THREADS if name == ROUTE else 1
         yield f"--backend-config={name},{REGION_PREFIX}{prefix}"
         yield f"--backend-config={name},thread-pool-size={threads}"
@@ -140,7 +140,7 @@ def _addresses(options: ServerOptions, sockets: Path | None) -> list[str]:
     if sockets is None:
         addresses = [f"--{name}-address={options.host}" for name in names]
         return [*addresses, *(f"--{name}-port={getattr(options.ports, name)}" for name in names)]
-    # Triton appends the port to the name of gRPC's socket.
+    # Triton appends the port to the name of the gRPC socket.
     urls = {name: socket_url(sockets, name).removesuffix(f":{GRPC_PORT}") for name in names}
     return [*(f"--{name}-address={url}" for name, url in urls.items()), f"--grpc-port={GRPC_PORT}"]
 
@@ -158,7 +158,7 @@ def _restricted_apis(options: ServerOptions) -> list[str]:
 
 
 def region_prefix(run_id: str) -> str:
-    """Return the prefix of the names of a server's shared memory regions."""
+    """Return the name prefix of a server's shared memory regions."""
     return f"{run_id}-"
 
 
@@ -174,7 +174,7 @@ def environment(triton: Installation, inherited: Mapping[str, str]) -> dict[str,
         what, fix = preflight.missing(*here)[-1]
         raise ServerError(f"missing: {what}", fix)
     own = [str(triton.libraries or ""), str(libpython)]
-    # The last, so that a CUDA of the machine or of an image comes first.
+    # Last, so that CUDA libraries of the machine or the image take precedence.
     libraries = [*own, inherited.get("LD_LIBRARY_PATH", ""), *map(str, cuda_folders())]
     return {
         **KEEP_BUFFERS,

@@ -22,10 +22,10 @@ from nereid.repository.triton_rules import why_incomplete
 from nereid.server.run_dir import ServerRecord
 
 RESPONSE_S, LOAD_S = 5.0, 300.0
-# Statuses of gRPC itself when the server does not respond; other statuses come from the server.
+# Statuses that gRPC itself sets when the server does not respond; all others come from the server.
 LATE = "StatusCode.DEADLINE_EXCEEDED"
 UNREACHED = ("StatusCode.UNAVAILABLE", LATE, "StatusCode.CANCELLED")
-# Refusals of Triton that have one of these statuses.
+# Triton's refusals have one of these statuses.
 REFUSALS = (RESTRICTED_TEXT, "explicit model load")
 # The server is on this machine, so no proxy is used.
 DIRECT = [("grpc.enable_http_proxy", 0)]
@@ -41,7 +41,7 @@ class Refused(OperationFailed):
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The instances of a loaded model; `chosen` is the number that a server chose, None if none did."""
+    """The instances of a loaded model; `chosen` is the number that a server chose, or None."""
 
     count: int
     is_on_gpu: bool
@@ -52,14 +52,14 @@ NOT_LOADED = Instances(0, False, None)
 
 
 def token_headers(record: ServerRecord) -> dict[str, str]:
-    """Return the gRPC metadata that opens a server's administrative APIs."""
+    """Return the gRPC metadata that authorizes calls to a server's administrative APIs."""
     return {GRPC_TOKEN_HEADER: record.token} if record.token else {}
 
 
 class Control:
     """Loads and unloads models of a running server.
 
-    All methods raise `NotReached` if no response comes in time, and `Refused` with the server's reason.
+    All methods raise `NotReached` if there is no response in time, and `Refused` with the server's reason.
     """
 
     def __init__(self, record: ServerRecord, response_s: float = RESPONSE_S, load_s: float = LOAD_S) -> None:
@@ -84,7 +84,7 @@ class Control:
         return found
 
     def is_gone(self, model: str) -> bool:
-        """Return whether the server has no version of a model left, not even one that is being unloaded."""
+        """Return whether the server has no version of a model left, not even one that is still unloading."""
         index = self._request("get_model_repository_index")
         return all(entry.name != model or entry.state in ("", "UNAVAILABLE") for entry in index.models)
 
@@ -93,13 +93,13 @@ class Control:
         return self._request("get_model_config", model).config
 
     def load(self, model: str, in_use: int = 0) -> None:
-        """Load a model as it is on disk; versions that have not changed stay loaded.
+        """Load a model from disk; versions that have not changed stay loaded.
 
         If its config leaves the number of instances open, the number is fitted to the server's cores. A model
         with bounds keeps its chosen number.
 
         Args:
-            in_use: the number of instances to keep instead of the fitted one; a repair changes no number.
+            in_use: number of instances to keep instead of fitting it; a repair must not change the number.
         """
         record, config = self._record, None
         repository = Path(record.repository)
@@ -118,9 +118,9 @@ class Control:
         self._request("load_model", model, is_load=True, config=config)
 
     def change_instances(self, model: str, count: int) -> None:
-        """Load a model as it is on disk with another number of instances, within its bounds.
+        """Load a model from disk with another number of instances, within its bounds.
 
-        New instances of all versions start; the old ones then finish their requests and end.
+        New instances of all versions start; the old ones then finish their requests and exit.
         """
         with self._locked(model):
             self._load_within_bounds(model, count)
@@ -143,12 +143,12 @@ class Control:
         except InvalidConfig as error:
             if BOUNDS in str(error):
                 raise Refused(f"cannot load '{model}': {error}") from None
-            return None  # Triton has the better message
+            return None  # Triton's message is better
         return (document, bounds) if bounds else None
 
     @contextlib.contextmanager
     def _locked(self, model: str) -> Iterator[None]:
-        """Wait for other loads of a model with bounds: the last one must have read the config last."""
+        """Wait for other loads of a model with bounds: the last load must be the last to read the config."""
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(files.locked_folder(Path(self._record.repository) / model))
@@ -170,13 +170,13 @@ class Control:
     ) -> Any:
         headers = self._headers if with_token else {}
         timeout_s = self._load_s if is_load else self._response_s
-        # gRPC's handlers of a fork may end a child before it becomes another program.
+        # gRPC's fork handlers may end a child before it executes another program.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-        # Imported here, because it takes 20 MB, and `nereid serve` needs it only for a repair.
+        # Imported here because it costs 20 MB, and `nereid serve` needs it only for repairs.
         import tritonclient.grpc
         from tritonclient.utils import InferenceServerException
 
-        # A new connection per request: after a restart of the server, an old one waits before it reconnects.
+        # A new connection per request, because an old one waits before it reconnects to a restarted server.
         with tritonclient.grpc.InferenceServerClient(self._url, channel_args=DIRECT) as client:
             send: Callable[..., Any] = getattr(client, name)
             try:

@@ -1,4 +1,4 @@
-"""One `tritonserver` process group: the models that it loads, its start, probes and stop."""
+"""One `tritonserver` process group: its models, startup, probes and shutdown."""
 
 import contextlib
 import http.client
@@ -51,7 +51,7 @@ STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
 
 
 def models_to_load(options: ServerOptions) -> list[str]:
-    """Return the models to load at startup: all except those that the profile does not use."""
+    """Return the models to load at startup: all that the profile uses."""
     hidden = hidden_models(options.repository, options.profile)
     return [folder.name for folder in model_folders(options.repository) if folder.name not in hidden]
 
@@ -76,7 +76,7 @@ def unservable_models(options: ServerOptions) -> dict[str, str]:
             if problem := damage(repository / model / str(version)):
                 text = f"version {version} of '{model}' is damaged: {problem}; fix: {RESTORE}"
                 found[name] = f"model '{name}': {text}"
-    # Triton would load a left-out model again with an ensemble that runs it, or with one that runs that one.
+    # Triton would still load an excluded model for an ensemble that runs it, directly or indirectly.
     while above := dict(_above(found, documents)):
         found |= above
     return {name: reason for name, reason in found.items() if name not in hidden}
@@ -91,7 +91,7 @@ def _bounds_problem(document: Mapping[str, Any]) -> str:
 
 
 def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
-    """Yield further models that depend on models that are not served, with the reasons."""
+    """Yield the other models that depend on models that are not served, with the reasons."""
     for name, document in documents.items():
         steps = () if name in found else served_steps(document)
         if inner := next((model for model, _ in steps if model in found), None):
@@ -99,17 +99,17 @@ def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str
 
 
 def _versions(folder: Path, document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the versions that a model needs: its own, and those that it runs itself."""
+    """Yield the versions that a model needs: its own and those it runs itself."""
     for version in served_versions(folder, document):
         yield folder.name, version
     yield from steps_of(document)
 
 
 class EnvironmentFolders:
-    """The folders of one server, noted when it is ready.
+    """The environment folders of one server, recorded when it is ready.
 
-    Triton 24.10 creates an empty one for each Python-based backend, regardless of TMPDIR. If a program that
-    cleans /tmp has removed one, Triton aborts when it stops.
+    Triton 24.10 creates an empty one for each Python-based backend, regardless of TMPDIR. If a /tmp cleaner
+    has removed one, Triton aborts during shutdown.
 
     Source: triton-inference-server/python_backend r24.10, `EnvironmentManager` in `src/pb_env.cc`.
     """
@@ -119,7 +119,7 @@ class EnvironmentFolders:
         self._before = self._present()
 
     def note(self) -> None:
-        """Note the folders created since then, including those of servers that started at the same time."""
+        """Record the folders created since construction, including those of servers started meanwhile."""
         self._own = self._present() - self._before
 
     @contextlib.contextmanager
@@ -142,8 +142,8 @@ class EmbeddedServer:
 
     Args:
         run_dir: an empty folder; the backend directory is assembled in it.
-        among: models to load at startup in the explicit mode; None for all models of the profile.
-        without: models not to load at startup in the explicit mode.
+        among: models to load at startup in explicit mode; None for all models of the profile.
+        without: models not to load at startup in explicit mode.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class EmbeddedServer:
         self.models: Sequence[str] = ()  # to load at start
         self.fitted = InstancePlan(Machine.present(), {}, False)
         self._fitted_backends: tuple[str, ...] = ()
-        # Distinguishes the shared memory of this server from that of others.
+        # Distinguishes this server's shared memory from other servers'.
         self.id = f"nereid-{secrets.token_hex(8)}"
         self.memory = StubMemory(self.id)
         self._environments = EnvironmentFolders()
@@ -212,7 +212,7 @@ class EmbeddedServer:
         )
 
     def start(self) -> None:
-        """Start the process; it ends when the starting thread ends, even if that is killed.
+        """Start the process, which ends with the starting thread even if that is killed.
 
         Raises:
             ServerError: a part is missing, or a port is taken.
@@ -223,14 +223,14 @@ class EmbeddedServer:
         else:
             check_ports(self.options.host, self.options.ports)
         backends = assemble_backends(triton, self._run_dir / "backends")
-        # Listed only once: models may come or go while the server starts.
+        # Listed only once, because models may be added or removed while the server starts.
         models = models_to_load(self.options)
         wanted = [name for name in models if self._among is None or name in self._among]
         self.models = [name for name in wanted if name not in self._without]
         self._fit(triton)
         if self.options.model_control_mode == "explicit" and not self.options.allows_incomplete_configs:
             place = self.options.repository, self.options.profile
-            # Models that are left out count, because they may be loaded after a repair.
+            # Excluded models count, too, because they may be loaded once they are repaired.
             self._completes_configs = not are_complete(*place, models)
         self.memory.claim()
         self._process = subprocess.Popen(
@@ -263,7 +263,7 @@ class EmbeddedServer:
 
         Raises:
             ServerError: the server died, a model failed to load, or `timeout_s` passed; if the reason is
-                unknown, a note on the error has the end of the log.
+                unknown, a note on the error contains the end of the log.
         """
         deadline = time.monotonic() + timeout_s
         models = [name for name in image_models(self.options) if name in self.models]
@@ -288,7 +288,7 @@ class EmbeddedServer:
     def _fit(self, triton: Installation) -> None:
         if self.options.model_control_mode != "explicit":
             return
-        # NVIDIA's backend gives all cores to each instance.
+        # NVIDIA's backend lets each instance use all cores.
         ours = {adapter.parent.name for adapter in triton.adapters}
         self._fitted_backends = tuple(sorted(BACKENDS & ours))
         repository, profile = self.options.repository, self.options.profile
@@ -297,9 +297,9 @@ class EmbeddedServer:
         self.fitted = replace(found, counts=present)
 
     def _start_instances(self) -> None:
-        """Start the instances that were chosen; Triton itself has started those of the configs.
+        """Start the chosen numbers of instances; Triton itself has started those in the configs.
 
-        This uses HTTP, which blocks other requests while it loads; nobody knows this server yet.
+        This uses HTTP, which blocks other requests while it loads, but no client knows this server yet.
         """
         documents = readable_configs(self.options.repository, self.options.profile)
         headers = {TOKEN_HEADER: self.options.token} if self.options.token else {}
@@ -328,7 +328,7 @@ class EmbeddedServer:
         return self._process.poll() if self._process else None
 
     def wait(self) -> int:
-        """Wait until the server exits by itself; return its exit status."""
+        """Wait until the server exits on its own, and return its exit status."""
         assert self._process is not None, "the server was not started"
         return self._process.wait()
 
@@ -361,9 +361,9 @@ class EmbeddedServer:
         return statistics
 
     def stop(self, is_done: Callable[[], bool] = lambda: False) -> None:
-        """End the process group and remove its shared memory.
+        """Stop the process group and remove its shared memory.
 
-        Triton gets `STOP_TIMEOUT_S` to finish its requests, or less if `is_done` returns true; the remaining
+        Triton has `STOP_TIMEOUT_S` to finish its requests, or less if `is_done` returns true; any remaining
         processes are then killed.
         """
         if self._process is None:
@@ -381,7 +381,7 @@ class EmbeddedServer:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._drain_log()
-            # A stub that is killed leaves its region behind.
+            # A killed stub leaves its region behind.
             self.memory.remove()
             if self._sockets:
                 shutil.rmtree(self._sockets, ignore_errors=True)
@@ -395,7 +395,7 @@ class EmbeddedServer:
             raise self.log.failure()
 
     def _own_request(self, path: str, body: bytes | None) -> str | None:
-        """Send a request, unless another server has taken the port in between; returns as `_request`."""
+        """Send a request like `_request`, unless another server has taken the port in the meantime."""
         port = self.options.ports.http
         if self._process is None or not (self._sockets or is_listening(self.pid, port)):
             return f"this server does not listen on port {port} yet"

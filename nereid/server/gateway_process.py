@@ -25,18 +25,18 @@ from nereid.server.supervision.health import JSON, TEXT, HttpPage
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
-# Starts the gateway of a server, which prints its ports on its stdout.
+# Starts the gateway of a server, which prints its ports to stdout.
 Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
 
 
 class GatewayProcess:
-    """A gateway process that is restarted when it ends.
+    """A gateway process that is restarted when it exits.
 
     Args:
-        launch: starts the process; Ctrl-C must not reach it, and it must end with this one.
+        launch: starts the process, which Ctrl-C must not reach and which must end with this one.
 
     Raises:
-        ServerError: the packages of the gateway are missing.
+        ServerError: the gateway's packages are missing.
     """
 
     def __init__(self, launch: Callable[[], "subprocess.Popen[str]"], log: Callable[[str], None]) -> None:
@@ -51,7 +51,7 @@ class GatewayProcess:
         """Start the gateway of a running server unless it is running already, and wait until it listens.
 
         Raises:
-            ServerError: the gateway did not start; its reason is on stderr.
+            ServerError: the gateway did not start; the reason is on stderr.
         """
         if self._process:
             return
@@ -62,7 +62,7 @@ class GatewayProcess:
             raise ServerError("the gateway in front of the server did not start")
 
     def keep(self) -> str | None:
-        """Restart a gateway that has ended, with growing pauses; return why it does not listen, if so."""
+        """Restart a gateway that has exited, with growing pauses; return why it is not listening, or None."""
         if self._process is None:
             return None
         now_s = time.monotonic()
@@ -84,7 +84,7 @@ class GatewayProcess:
         return f"the gateway ended with status {status}"
 
     def stop(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the gateway; its requests may finish, unless `is_hurried` returns true."""
+        """Stop the gateway; its requests may finish unless `is_hurried` returns true."""
         if self._process is None:
             return
         deadline = time.monotonic() + STOP_S
@@ -96,7 +96,7 @@ class GatewayProcess:
         self._process = None
 
     def _end(self) -> None:
-        """Wait for the end of the process, and close its pipe."""
+        """Wait for the process to exit, and close its pipe."""
         if self._process:
             with self._process:
                 pass

@@ -12,13 +12,13 @@ from nereid.server import nvidia_smi
 from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, TUNED_PROFILE
 from nereid.server.nvidia_smi import Gpu
 
-# CuPy's packages, and the major release of CUDA that each one is built for.
+# CuPy's packages, and the major CUDA release that each is built for.
 CUPY_PACKAGES = {"cupy-cuda13x": 13, "cupy-cuda12x": 12, "cupy-cuda11x": 11, "cupy": 0}
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 CUDA_PROVIDER = "capi/libonnxruntime_providers_cuda.so"
-# The extra for each major release of CUDA.
+# The extra for each major CUDA release.
 EXTRAS = {12: "gpu", 13: "gpu13"}
-# The oldest driver of each major release of CUDA, and the oldest GPU that it supports. Source: NVIDIA, "CUDA
+# The oldest driver and the oldest GPU that each major CUDA release supports. Source: NVIDIA, "CUDA
 # Compatibility", minor version compatibility; release notes of CUDA 13.0. Triton 24.10 needs 6.0.
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
 OLDEST_CAPABILITY = {13: "7.5"}
@@ -26,7 +26,7 @@ OLDEST_OF_TRITON = "6.0"
 
 
 class Package(NamedTuple):
-    """An installed package, its version, and the major release of CUDA that it is built for; 0: unknown."""
+    """An installed package, its version, and the major CUDA release it is built for (0 if unknown)."""
 
     name: str
     version: str
@@ -41,12 +41,12 @@ class Problem(NamedTuple):
 
 
 def install(major: int) -> str:
-    """Return the command that installs the GPU path for a major release of CUDA."""
+    """Return the command that installs the GPU path for a major CUDA release."""
     return f"pip install 'nereid-serving[embedded,{EXTRAS.get(major, EXTRAS[12])}]'"
 
 
 def version_of(name: str) -> str:
-    """Return the version of a package, or nothing if it is not installed."""
+    """Return the version of a package, or an empty string if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -78,11 +78,11 @@ class Installed:
 
     @property
     def cuda(self) -> int:
-        """The major release of CUDA that CuPy is built for; 0 if unknown."""
+        """The major CUDA release that CuPy is built for; 0 if unknown."""
         return self.cupy[0].cuda if self.cupy else 0
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what the GPU path lacks, the first reason first."""
+        """Yield what the GPU path lacks, the main reason first."""
         fix = install(self.cuda)
         if len(self.runtimes) > 1:
             yield conflict(self.runtimes, fix)
@@ -98,7 +98,7 @@ class Installed:
 
 
 def conflict(names: Sequence[str], fix: str) -> Problem:
-    """Return the problem of packages that contain the same files; `fix` installs the right one."""
+    """Return the problem that packages contain the same files; `fix` installs the right one."""
     found = f"{' and '.join(names)} overwrite each other's files"
     return Problem(found, f"pip uninstall -y {' '.join(names)} && {fix}")
 
@@ -106,7 +106,7 @@ def conflict(names: Sequence[str], fix: str) -> Problem:
 def _has_codec() -> bool:
     try:
         return importlib.util.find_spec("nvidia.nvimgcodec") is not None
-    except ModuleNotFoundError:  # no package of NVIDIA is installed
+    except ModuleNotFoundError:  # no NVIDIA package is installed
         return False
 
 
@@ -119,7 +119,7 @@ def _provider() -> Path | None:
 
 
 def driver_problem(cuda_of_driver: str, driver: str, major: int) -> Problem | None:
-    """Return why a driver cannot run packages for a major release of CUDA, or None.
+    """Return why a driver cannot run packages for a major CUDA release, or None.
 
     A driver supports its own major release and all earlier ones.
 
@@ -136,7 +136,7 @@ def driver_problem(cuda_of_driver: str, driver: str, major: int) -> Problem | No
 
 
 def capability_problem(name: str, capability: str | None, major: int) -> Problem | None:
-    """Return why a GPU is too old for Triton or for packages of a major release of CUDA, or None."""
+    """Return why a GPU is too old for Triton or for the packages of a major CUDA release, or None."""
     oldest = OLDEST_CAPABILITY.get(major, OLDEST_OF_TRITON)
     if capability is None or _numbers(capability) >= _numbers(oldest):
         return None
@@ -150,7 +150,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A profile with the reason for it, how to get the GPU, and a hint at another profile."""
+    """A profile with the reason for it, how to enable the GPU, and a hint about another profile."""
 
     profile: str
     reason: str
@@ -171,7 +171,7 @@ def choose(
     """Select `gpu` if a GPU, its packages and its configs are present, else `cpu`.
 
     On a machine without a GPU, nothing is started. No CUDA library is loaded on any machine. The profile
-    `tuned` is not selected, because it fits only the machine of its search; the choice mentions it.
+    `tuned` is never selected, because it suits only the machine it was tuned on; the choice mentions it.
     """
     hint = ""
     if any(repository.glob(f"*/configs/{TUNED_PROFILE}.pbtxt")):
@@ -198,10 +198,10 @@ def choose(
 
 
 def check_named_gpus(words: str, choice: Choice) -> None:
-    """Check that a server for which GPUs are named uses a GPU.
+    """Check that a server with named GPUs uses a GPU.
 
     Raises:
-        ValueError: the selected profile uses none; the message has the reason.
+        ValueError: the selected profile uses none; the message says why.
     """
     if words and choice.profile != GPU_PROFILE:
         raise ValueError(f"--gpu-id {words}: expected a profile that uses a GPU, got {choice}")
@@ -211,9 +211,9 @@ def unusable(gpus: list[Gpu], visible: int, cuda: str, major: int) -> Problem | 
     """Return why no GPU can be used, or None.
 
     Args:
-        visible: number of GPUs that CUDA shows.
+        visible: number of GPUs visible to CUDA.
         cuda: the newest CUDA release that the driver supports.
-        major: major release of CUDA that CuPy is built for.
+        major: major CUDA release that CuPy is built for.
     """
     if not visible:
         return Problem("CUDA_VISIBLE_DEVICES names no GPU of this machine", "change or unset it")

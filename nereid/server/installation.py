@@ -1,4 +1,4 @@
-"""The parts of a Triton: those of the `nvidia-pytriton` wheel or an image such as NVIDIA's."""
+"""The parts of a Triton installation, from the `nvidia-pytriton` wheel or an image such as NVIDIA's."""
 
 import importlib.util
 import shutil
@@ -18,7 +18,7 @@ STUB, LIBRARY = "triton_python_backend_stub", "libtriton_python.so"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Paths of a Triton's parts: the executable, its backends, the stub, and its libraries, if any."""
+    """Paths of Triton's parts: the executable, its backends, the stub, and its libraries, if any."""
 
     server: Path
     backends: Path
@@ -27,7 +27,7 @@ class Installation:
 
     @property
     def adapters(self) -> list[Path]:
-        """Our adapters for the backends that it lacks: each a `model.py` in the folder of its backend."""
+        """Our adapters for the backends it lacks, each a `model.py` in the folder of its backend."""
         found = sorted(ADAPTERS.glob("*/model.py"))
         return [path for path in found if not (self.backends / path.parent.name).is_dir()]
 
@@ -70,7 +70,7 @@ def assemble_backends(found: Installation, target: Path) -> Path:
     """Build Triton's backend directory in `target`: its own backends, and our adapters for what it lacks.
 
     The Python backend is copied, not linked: Triton expects the stub in the folder of `libtriton_python.so`.
-    Each adapter has a copy of that library. Without one, it would inherit the settings of `python`, such as
+    Each adapter has its own copy of that library. Otherwise it would inherit settings of `python`, such as
     the number of threads.
     """
     shutil.rmtree(target, ignore_errors=True)
@@ -90,7 +90,7 @@ def assemble_backends(found: Installation, target: Path) -> Path:
 
 
 def cuda_folders() -> list[Path]:
-    """Return the folders of CUDA's libraries that pip installed: CuPy and ONNX Runtime do not search them."""
+    """Return the folders of CUDA libraries installed by pip, which CuPy and ONNX Runtime do not search."""
     found = importlib.util.find_spec("nvidia")
     places = (found and found.submodule_search_locations) or ()
     return sorted(folder for place in places for folder in Path(place).glob("*/lib"))

@@ -22,29 +22,29 @@ from nereid.server.supervision.process_usage import core_wait_s, memory_bytes
 
 # An instance is added after this many samples in a row in which requests waited: about a second.
 ADD_SAMPLES, WAITING = 5, 1.0
-# Every change starts all instances anew, so the next one waits until the old instances have ended.
+# Every change restarts all instances, so the next change waits until the old instances have exited.
 COOLDOWN_S = 2.0
 REFUSED_DELAYS_S, RESET_AFTER_S = (2.0, 5.0, 15.0, 60.0), 300.0
-# Part of the time for which the processes of the model wait for a core. With as many busy threads as cores it
-# is below 0.1; a third process on two cores waits for a third of the time.
+# Fraction of time that the model's processes wait for a core. With as many busy threads as cores it is below
+# 0.1; a third process on two cores waits a third of the time.
 CPU_FULL, GPU_FULL = 0.25, 0.9
 # Requests and other programs need the rest of the free memory.
 MEMORY_PART = 0.8
-# Largest part of the time for which the instances that stay would be busy.
+# Maximum fraction of time that the remaining instances would be busy.
 STAYING_BUSY = 0.5
 INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
 PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")
 US_PER_S = 1e6
 SAMPLE_S, TIMEOUT_S = 0.2, 2.0
-# Other commands load models, too, and the memory of a process takes 1 to 3 ms to read.
+# Other commands load models, too, and reading a process's memory use takes 1 to 3 ms.
 NUMBER_S, MEMORY_S = 2.0, 10.0
-# Without a model that has bounds.
+# While no model has bounds.
 IDLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """The fullest GPU: the fraction of time that it is busy, 0 to 1, and its memory in bytes."""
+    """The fullest GPU: the fraction of time it is busy, 0 to 1, and its memory in bytes."""
 
     busy: float
     free_bytes: float
@@ -57,8 +57,8 @@ class LoadSample:
 
     Args:
         instances: the current number, for each version.
-        waiting: requests that wait for an instance now, of the version with the most.
-        busy: mean number of instances that computed, of the busiest version.
+        waiting: requests now waiting for an instance, for the version with the most.
+        busy: mean number of busy instances of the busiest version.
         cpu_wait: fraction of the time that a process of the model waited for a core, 0 to 1.
         instance_bytes: memory of one instance of all versions; 0 if unknown.
         gpu: the fullest GPU, for instances on a GPU.
@@ -83,7 +83,7 @@ class Decision:
 
 
 class InstanceDecider:
-    """Decides for one model: one more instance soon after requests wait, one fewer after a long idle time.
+    """Decides for one model: adds an instance soon after requests wait, removes one after a long idle time.
 
     `blocked` says why no instance is added although requests wait; empty otherwise.
     """
@@ -96,7 +96,7 @@ class InstanceDecider:
         self._start_again()
 
     def decide(self, sample: LoadSample) -> Decision | None:
-        """Return the change that follows from a sample and the previous ones; None for no change."""
+        """Return the change that this and the previous samples call for; None for no change."""
         if sample.at_s < self._not_before_s:
             return None
         nearest = self.bounds.nearest(sample.instances)
@@ -105,7 +105,7 @@ class InstanceDecider:
         return self._more(sample) or self._fewer(sample)
 
     def changed(self, now_s: float, is_refused: bool = False) -> None:
-        """Record the end of a change at a time of the samples' clock."""
+        """Record that a change has ended, at a time on the samples' clock."""
         self._not_before_s = now_s + (self._back_off.failed(now_s) if is_refused else COOLDOWN_S)
         self._back_off.began(now_s)
         self._start_again()
@@ -149,7 +149,7 @@ class InstanceDecider:
 
 
 def _full_processor(samples: list[LoadSample]) -> str:
-    """Return why another instance would find no free processor; empty if it would."""
+    """Return why another instance would find no free processor; empty if it would find one."""
     cpu_wait = fmean(sample.cpu_wait for sample in samples)
     if cpu_wait >= CPU_FULL:
         return f"its processes wait for a core {cpu_wait:.0%} of the time"
@@ -160,9 +160,9 @@ def _full_processor(samples: list[LoadSample]) -> str:
 
 
 def _full_memory(sample: LoadSample, count: int) -> str:
-    """Return why memory does not suffice for `count` new instances next to the old ones; empty if it does."""
+    """Return why memory cannot hold `count` new instances beside the old ones; empty if it can."""
     rows = [("memory", sample.free_bytes, sample.instance_bytes)]
-    if sample.gpu:  # how much of the used memory belongs to the model is unknown: at most all
+    if sample.gpu:  # the model's part of the used memory is unknown, but at most all of it
         rows.append(("memory of the GPU", sample.gpu.free_bytes, sample.gpu.used_bytes / sample.instances))
     for name, free, of_instance in rows:
         if (needed := count * of_instance / MEMORY_PART) > free:
@@ -172,11 +172,11 @@ def _full_memory(sample: LoadSample, count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """The load of a model; each value is that of the version with the most.
+    """The load of a model; each value is for the version with the most.
 
     Args:
-        waiting: requests that wait for an instance now.
-        busy: mean number of instances that computed.
+        waiting: requests now waiting for an instance.
+        busy: mean number of busy instances.
     """
 
     waiting: float
@@ -194,7 +194,7 @@ def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, Mo
     waiting = page.sums("nv_inference_pending_request_count", "model", "version")
     found: dict[str, ModelLoad] = {}
     for version, answered in requests.items():
-        # Requests of one batch count the computing time of the batch each.
+        # Each request counts the whole computing time of its batch.
         batches = min(1.0, executions.get(version, 0.0) / answered) if answered else 0.0
         compute_s = sum(part.get(version, 0.0) for part in parts) / US_PER_S
         others = found.get(version[0], ModelLoad(0.0, 0.0))
@@ -205,7 +205,7 @@ def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, Mo
 
 
 def read_gpu(page: Snapshot) -> GpuSample | None:
-    """Return the highest use and the least free memory of all GPUs, as if they were one GPU's."""
+    """Return the highest use and the least free memory of any GPU, as if they were one GPU's."""
     busy, total, used = (
         page.sums(f"nv_gpu_{name}", "gpu_uuid")
         for name in ("utilization", "memory_total_bytes", "memory_used_bytes")
@@ -219,7 +219,7 @@ def read_gpu(page: Snapshot) -> GpuSample | None:
 class CpuWait:
     """The fraction of time that the processes of a model wait for a core, between two readings.
 
-    If the kernel does not count this, or the model has no processes, it is the machine's pressure.
+    If the kernel does not count this, or the model has no processes, the machine's CPU pressure is used.
     """
 
     def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
@@ -377,7 +377,7 @@ class InstanceController:
         model.blocked = reason or model.blocked
 
     def _config_time(self, name: str) -> int:
-        """Return when the config of a model changed, in nanoseconds; 0 without one."""
+        """Return when a model's config changed, in nanoseconds; 0 if it has none."""
         folder = Path(self._record.repository) / name
         for path in (folder / CONFIGS / f"{self._record.profile}.pbtxt", folder / "config.pbtxt"):
             try:
@@ -387,7 +387,7 @@ class InstanceController:
         return 0
 
     def _read_bounds(self, name: str, known: InstanceBounds | None) -> InstanceBounds | None:
-        """Return the bounds of a config, or the last known ones while it cannot be read."""
+        """Return the bounds in a config, or the last known ones while it cannot be read."""
         try:
             return read_bounds(read_profile(Path(self._record.repository) / name, self._record.profile))
         except (InvalidConfig, OSError) as error:

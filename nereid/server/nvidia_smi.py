@@ -23,7 +23,7 @@ TIMEOUT_S = 10.0
 PROGRAM_FIX = (
     "install NVIDIA's driver with its tools; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 )
-# Texts of nvidia-smi for a value that a GPU does not report.
+# What nvidia-smi prints for a value that a GPU does not report.
 UNKNOWN = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[Insufficient Permissions]", "")
 CSV = "--format=csv,noheader,nounits"
 # Columns of `nvidia-smi --query-gpu` for the fields of `Gpu`.
@@ -101,11 +101,11 @@ class GpuProcess:
 
 
 def why_absent(path: str, devices: Path = DEVICES, driver: Path = DRIVER) -> str:
-    """Return why this machine has no GPU, or nothing if it may have one; nothing is loaded or started.
+    """Return why this machine has no GPU, or "" if it may have one, without loading or starting anything.
 
     Args:
         path: the variable PATH.
-        driver: file of a loaded driver. Containers without a GPU have it, too.
+        driver: file of a loaded driver, which also exists in containers without a GPU.
     """
     if any(any(devices.glob(pattern)) for pattern in DEVICE_FILES):
         return ""
@@ -113,14 +113,14 @@ def why_absent(path: str, devices: Path = DEVICES, driver: Path = DRIVER) -> str
         return "no NVIDIA GPU"
     if shutil.which(PROGRAM, path=path) is None:
         return "no NVIDIA GPU here: the machine has a driver, but this process sees no device"
-    return ""  # nvidia-smi makes the device files of a machine that has just started
+    return ""  # nvidia-smi creates the device files after a boot
 
 
 def run(path: str | None, *words: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Return the output of `nvidia-smi`, which is found by `path`, or by this process's PATH.
+    """Return the output of `nvidia-smi`, found through `path` or this process's PATH.
 
     Raises:
-        ServerError: it is missing, does not end in time, or fails; the driver may not respond.
+        ServerError: it is missing, fails or times out, for example because the driver does not respond.
     """
     program = shutil.which(PROGRAM, path=path)
     if program is None:
@@ -223,7 +223,7 @@ def visible(devices: Sequence[Device], environment: Mapping[str, str]) -> list[D
 
 
 def matches(device: Device, word: str) -> bool:
-    """Return whether a word names a device: by its index, its UUID, or the beginning of its UUID."""
+    """Return whether a word names a device: by its index, its UUID, or a prefix of its UUID."""
     return word == device.index if word.isdecimal() else len(word) > 4 and device.uuid.startswith(word)
 
 
@@ -238,7 +238,7 @@ def select(words: str, environment: Mapping[str, str], devices: Path = DEVICES) 
     """Return the environment variables with which a server and its stubs see only the named GPUs.
 
     Raises:
-        ValueError: the machine has no GPU, or not this one; the message lists those that it has.
+        ValueError: the machine has no GPU, or not this one; the message lists those it has.
     """
     path = environment.get("PATH", "")
     if reason := why_absent(path, devices):
@@ -247,7 +247,7 @@ def select(words: str, environment: Mapping[str, str], devices: Path = DEVICES) 
         known = read_devices(path)
     except ServerError as error:
         raise ValueError(f"--gpu-id {words}: {error}") from None
-    # UUIDs, because CUDA sorts GPUs by speed, and nvidia-smi by their slots.
+    # UUIDs, because CUDA sorts GPUs by speed, and nvidia-smi by slot.
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in parse(words, known))}
 
 

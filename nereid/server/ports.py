@@ -56,7 +56,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def why_unusable(host: str, port: int) -> str | None:
-    """Return the reason why nothing can listen on `host` and `port`, or None if that is possible."""
+    """Return why nothing can listen on `host` and `port`, or None if something can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -107,9 +107,9 @@ def widen_receive_buffers(pid: int, port: int) -> bool:
 
 
 def _listeners(pid: int, port: int) -> list[int]:
-    """Return the descriptors with which a process of this user listens on a TCP port."""
+    """Return the descriptors on which a process of this user listens on a TCP port."""
     process, found = Path("/proc") / str(pid), list[int]()
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # it has exited
         rows = [
             row.split()
             for name in ("tcp", "tcp6")
@@ -129,7 +129,7 @@ def check_ports(host: str, ports: Ports) -> None:
     """Check that a server can listen on its ports.
 
     Raises:
-        ServerError: one is taken, or the host is not an address of this machine.
+        ServerError: a port is taken, or the host is not an address of this machine.
     """
     for name, port in asdict(ports).items():
         if reason := why_unusable(host, port):

@@ -3,7 +3,7 @@
 `make` runs this file by path with the system's Python.
 """
 
-from __future__ import annotations  # so that an older Python reaches the message
+from __future__ import annotations  # so that an older Python gets as far as the message
 
 import importlib.util
 import sys

@@ -44,7 +44,7 @@ def flags(socket: Path, sampling: Sampling) -> list[str]:
 
 
 def record_fields(run_dir: Path, sampling: Sampling | None) -> dict[str, Any]:
-    """Return the fields of a server's record that are about traces; none without tracing."""
+    """Return the trace fields of a server's record; none without tracing."""
     if sampling is None:
         return {}
     return {
@@ -59,10 +59,10 @@ def record_fields(run_dir: Path, sampling: Sampling | None) -> dict[str, Any]:
 def collecting(
     folder: Path, options: TraceOptions, log: Callable[[str], None]
 ) -> Iterator[Callable[[], str]]:
-    """Collect the traces of a server while the context is open; gives a function that returns the metrics.
+    """Collect the traces of a server while the context is open; yield a function that returns the metrics.
 
     Raises:
-        WrongUsage: the packages for the export are missing.
+        WrongUsage: the export packages are missing.
     """
     file = RecordFile(folder / RECORDS_FILE)
     with contextlib.ExitStack() as stack:
@@ -87,7 +87,7 @@ def log_requests(records: Sequence[Record], is_kept: bool) -> None:
 
 
 def open_exporter(endpoint: str) -> Any:
-    """Return an exporter of spans.
+    """Return a span exporter.
 
     Raises:
         WrongUsage: its packages are missing.

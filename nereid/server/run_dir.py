@@ -35,10 +35,10 @@ class ServerRecord:
     """A running server: its addresses, its repository and profile, and the token of its administrative APIs.
 
     `health_port` is the port of its supervisor's pages, 0 for none. `sockets` is the folder of Triton's own
-    sockets if the server is guarded; host and ports are then those of its gateway. `cores` is the number of
-    cores that the instances are fitted to, 0 if they are not; `fitted_backends` has the backends of such
+    sockets if the server is guarded; host and ports then belong to its gateway. `cores` is the number of
+    cores that the instances are fitted to, 0 if they are not; `fitted_backends` lists the backends of such
     models. `completes_configs` says whether a model with an incomplete config can be loaded. `traces` is the
-    socket of the trace collector, "" for none; `trace_share` and `objective_ms` choose those that are kept.
+    socket of the trace collector, "" for none; `trace_share` and `objective_ms` select the traces to keep.
     `records` is the file with the latest trace records.
     """
 
@@ -61,7 +61,7 @@ class ServerRecord:
 
     @property
     def all_ports(self) -> dict[str, int]:
-        """The ports by name, with that of the supervisor's pages."""
+        """The ports by name, including the one for the supervisor's pages."""
         return asdict(self.ports) | ({"health": self.health_port} if self.health_port else {})
 
     @property
@@ -77,7 +77,7 @@ class ServerRecord:
 
 
 def _reachable(host: str) -> str:
-    """Return where this machine reaches a server that listens on `host`."""
+    """Return the host at which this machine reaches a server that listens on `host`."""
     return LOOPBACK if host in ALL_INTERFACES else host
 
 
@@ -98,7 +98,7 @@ def socket_folder(run_dir: Path) -> Path:
 
 
 def trace_socket(run_dir: Path) -> Path:
-    """Return the path of the socket for records of traces; `make_socket_folder` makes its folder."""
+    """Return the path of the socket for trace records; `make_socket_folder` creates its folder."""
     inside = run_dir / "traces" / "socket"
     if len(str(inside)) <= MAX_SOCKET_PATH:
         return inside
@@ -111,10 +111,10 @@ def _short_folder(run_dir: Path) -> Path:
 
 
 def make_socket_folder(folder: Path) -> None:
-    """Make an empty folder for sockets that only this user can open.
+    """Create an empty folder for sockets that only this user can open.
 
     Raises:
-        ServerError: the folder belongs to somebody else.
+        ServerError: the folder belongs to another user.
     """
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -146,7 +146,7 @@ def root(environment: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def occupy(base: Path, repository: Path) -> Iterator[Path]:
-    """Make the run directory of a server, or a gateway, of `repository`: locked in the context, then removed.
+    """Create the run directory of a server or gateway of `repository`: locked in the context, then removed.
 
     Leftover directories of the same repository are removed.
 
@@ -208,7 +208,7 @@ def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
 
 
 def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
-    """Return pid and run directory of the servers of `repository` whose supervisor ended before they did."""
+    """Return pid and run directory of the servers of `repository` whose supervisor exited before they did."""
     found = []
     for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
         with contextlib.suppress(OSError, ServerError):
@@ -219,9 +219,9 @@ def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
 
 
 def is_server_of(pid: int, run_dir: Path) -> bool:
-    """Return whether a process is the server of a run directory, in which it works, and has not ended.
+    """Return whether a process is the live server of a run directory, which is its working directory.
 
-    After a restart of the machine, another process may have the pid of a record.
+    After a reboot, another process may have a recorded pid.
     """
     with contextlib.suppress(OSError):
         return (Path("/proc") / str(pid) / "cwd").readlink() == run_dir.resolve()

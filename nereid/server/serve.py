@@ -39,7 +39,7 @@ from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
 from nereid.tasks import TASKS
 
-# Time that killed processes need to end.
+# Time that killed processes need to exit.
 KILLED_S = 10.0
 UNGUARDED = (
     "the ports are Triton's own, and any program that reaches them can end the server with one request; "
@@ -47,10 +47,10 @@ UNGUARDED = (
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 1.0
-# The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
+# A killed server frees its ports immediately; one that shuts down, after about 3 s.
 PORTS_FREE_S = 10.0
 # Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
-# connections continue to send. Triton 24.10 would wait for them for 30 s, and accept no new connection.
+# connections keep sending, and Triton 24.10 would wait 30 s for them without accepting new connections.
 LAST_REQUESTS_S = 1.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
 MIN_OPEN_FILES = 256
@@ -61,8 +61,8 @@ JOB_STOP_S = 2.0
 def wait_for_orphans(base: Path, repository: Path, log: Callable[[str], None]) -> None:
     """Wait until servers of the repository whose supervisor was killed have answered their last requests.
 
-    They then exit by themselves, and hold their ports until then. One that hangs is killed. A server that
-    waits for an idle connection exits without its stubs, which end a moment later.
+    They exit on their own and hold their ports until then; one that hangs is killed. A server that waits for
+    an idle connection exits without its stubs, which exit a moment later.
     """
     deadline = time.monotonic() + STOP_TIMEOUT_S
     for pid, folder in run_dir.orphans(base, repository):
@@ -113,7 +113,7 @@ class BackgroundJob:
 
     Attributes:
         metrics: returns its samples for the supervisor's metrics page.
-        run: runs until its event is set; None for no work in the background.
+        run: runs until its event is set; None for no background work.
     """
 
     metrics: Callable[[], str]
@@ -148,9 +148,9 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
-    The ports are printed as one JSON line, or as a sentence on a terminal. A stub that dies is replaced, and
-    so is the server. A second signal stops the server without waiting for its requests. In the explicit mode,
-    a model that cannot be loaded is reported and left out.
+    The ports are printed as one JSON line, or as a sentence on a terminal. A stub or server that dies is
+    replaced. A second signal stops the server without waiting for its requests. In explicit mode, a model
+    that cannot be loaded is reported and left out.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -206,7 +206,7 @@ def _joined(metrics: Sequence[Callable[[], str]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """A supervised server, restarted on the same ports when it ends."""
+    """A supervised server, restarted on the same ports when it exits."""
 
     given: ServeOptions
     options: ServerOptions
@@ -225,7 +225,7 @@ class _Service:
         back_off.began(time.monotonic())
         server, failed = self._start()
         with contextlib.ExitStack() as stack:
-            stack.push(server)  # it is entered already
+            stack.push(server)  # already entered
             _log_threads(self.options, server.fitted)
             if not self.options.is_guarded:
                 log(f"{'note' if self.options.host in LOOPBACK else 'warning'}: {UNGUARDED}")
@@ -237,7 +237,7 @@ class _Service:
             self.signals.sleep(pause_s)
             self._wait_for_ports()
             back_off.began(began_s := time.monotonic())
-            # A model that failed at the start may have been repaired and loaded since.
+            # A model that failed at startup may have been repaired and loaded since.
             failed = {name: why for name, why in failed.items() if name not in ready}
             server = EmbeddedServer(self.options, self.folder, self.environment, log, among, failed)
             try:
@@ -246,13 +246,13 @@ class _Service:
                     log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
                     ready, reason = self._supervise(server)
                     among = None
-            except (ServerError, OSError, RuntimeError) as error:  # such as a full disk, or a lack of threads
+            except (ServerError, OSError, RuntimeError) as error:  # such as a full disk, or no free threads
                 reason = f"tritonserver cannot be started: {error}"
                 # A changed model on disk may prevent the start: try all models, then those that were ready.
                 among = ready if among is None and ready else None
 
     def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
-        """Start a server without the models that cannot be loaded; return the reasons for those."""
+        """Start a server without the models that cannot be loaded; return it with their reasons."""
         failed = unservable_models(self.options)
         is_strict = self.given.is_strict or self.options.model_control_mode != "explicit"
         if failed and is_strict:
@@ -272,9 +272,9 @@ class _Service:
     def _supervise(
         self, server: EmbeddedServer, failed: Mapping[str, str] | None = None
     ) -> tuple[Collection[str], str]:
-        """Supervise a server until it has ended; returns the models that were ready last, and the reason.
+        """Supervise a server until it exits; return the models that were last ready, and the reason.
 
-        At the first start, `failed` has the models that could not be loaded, with their reasons.
+        At the first start, `failed` maps the models that could not be loaded to their reasons.
         """
         record = server.record(self.health_port)
         watchdog = Watchdog(server, record, self.health, log)
@@ -289,7 +289,7 @@ class _Service:
                 end = "received a signal to end" if is_signalled else f"ended by itself with status {status}"
                 reason = watchdog.restart_reason or f"tritonserver {end}"
                 self.health.enter(health_page.RESTARTING, reason)
-                if is_signalled:  # so is this process, perhaps, and then it waits for all requests
+                if is_signalled:  # perhaps this process, too, and then it waits for all requests
                     self.signals.sleep(LAST_REQUESTS_S)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
@@ -299,7 +299,7 @@ class _Service:
         return watchdog.ready, reason
 
     def _wait_for_ports(self) -> None:
-        if not self.options.is_guarded:  # then the ports are the gateway's
+        if not self.options.is_guarded:  # otherwise the ports are the gateway's
             wait_until_free(self.options.host, self.options.ports, PORTS_FREE_S)
 
     def _report_limits(self) -> None:
@@ -308,7 +308,7 @@ class _Service:
                 log(f"supervisor: {text}")
 
     def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
-        """Announce the server, then wait for its end or for a signal and the drain time."""
+        """Announce the server, then wait until it exits, or for a signal and the drain time."""
         try:
             self.health.enter(health_page.RUNNING)
             if failed is not None:
@@ -352,7 +352,7 @@ def _with_free_ports(options: ServerOptions) -> Ports:
 def _log_threads(options: ServerOptions, fitted: InstancePlan) -> None:
     if fitted.counts:
         log(str(fitted))
-    with contextlib.suppress(InvalidConfig):  # Triton has the better message
+    with contextlib.suppress(InvalidConfig):  # Triton's message is better
         text, fits = describe_threads(thread_budget(options.repository, options.profile, fitted.counts))
         log(text if fits else f"warning: {text}")
 
@@ -365,12 +365,12 @@ def log(line: str) -> None:
 
 
 def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
-    """Return the ports as JSON, for programs; `not_served` has models that could not be loaded, and why."""
+    """Return the ports as JSON, for programs; `not_served` lists models that could not be loaded, and why."""
     return json.dumps(record.all_ports | ({"not_served": dict(failed)} if failed else {}))
 
 
 def announcement(options: ServerOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
-    """Return the addresses, a request to try and the models that are not served, for a person."""
+    """Return the addresses, a request to try and the models that are not served, as readable text."""
     host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in record.all_ports.items())
     needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK)
@@ -382,7 +382,7 @@ def announcement(options: ServerOptions, record: ServerRecord, failed: Collectio
 
 
 def _command(options: ServerOptions, models: Collection[str]) -> str:
-    """Return the command that sends an image to one of the models, "" without one."""
+    """Return the command that sends an image to one of the models, "" if there is none."""
     configs = readable_configs(options.repository, options.profile)
     for task in TASKS:
         # A config may leave its outputs to the file.

@@ -19,30 +19,30 @@ NO_GPU_NOISE = (
     "DCGM unable to start",
     "unable to create stream for",
 )
-# Of each connection to a Unix socket, which has no Nagle's algorithm to turn off.
+# Logged for each connection to a Unix socket, which has no Nagle algorithm to turn off.
 SOCKET_NOISE = "NODELAY NOT SUPPORTED"
-# Triton logs these before "failed to load", which has the same reason and the same traceback.
+# Triton logs these before "failed to load", which repeats the reason and the traceback.
 REPEATED = ("Failed to initialize Python stub: ", "ERROR: Failed to create instance: ")
 FAILED_LOAD = re.compile(r"failed to load '(?P<model>[^']+)' version (?P<version>\d+): (?P<reason>.*)")
 FAILED_POLL = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<reason>.*)")
-# One line for each model, in the error with which the server ends.
+# One line per model, in the error with which the server exits.
 FAILED_AT_END = re.compile(
     r"load failed for model '(?P<model>[^']+)': (version \d+ is at UNAVAILABLE state: )?(?P<reason>.*?);?$"
 )
-# Repeats the reason of the model that an ensemble runs.
+# Repeats the reason for a model that an ensemble runs.
 REASON_OF_STEP = re.compile(r" Model '[^']+' loading failed with error: .*")
 FAILED_OTHERWISE = re.compile(r"^(error: |E\d+ .*?\] )(?P<reason>.*)")
 PARSE_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<reason>.*)")
 LOG_LINE = re.compile(r"^[IWE]\d{4} ")
-# In Triton's table of models: a further line of a status, which is a traceback.
+# A continuation line of a status in Triton's model table: a traceback.
 CONTINUED_ROW = re.compile(r"^\|\s+\|\s+\|")
 LAST_WORDS = "error: "
-# Triton's line about a signal that ends it.
+# Triton's line about a signal that terminates it.
 SIGNAL = re.compile(r"^Signal \(\d+\) received")
 TAIL_LINES = 30
-# Time, process and place in the source, before the message.
+# Time, process and source location before the message.
 LOG_HEAD = re.compile(r"^([IWE]\d{4} [^\]]*\] |\[\w+\] )")
-# Without a limit, a server without free descriptors writes 100,000 lines per second.
+# Without a limit, a server that is out of descriptors logs 100,000 lines per second.
 PERIOD_S, MAX_REPETITIONS, MAX_MESSAGES, MAX_CHARACTERS = 10.0, 20, 10_000, 300
 
 
@@ -55,7 +55,7 @@ class LineLimit:
         self._began_s = clock()
 
     def is_exceeded(self, line: str) -> bool:
-        """Return whether to leave out a line, because its message was frequent in this period."""
+        """Return whether to drop a line because its message was too frequent in this period."""
         if self._clock() - self._began_s >= PERIOD_S or len(self._counts) >= MAX_MESSAGES:
             self._report()
         message = LOG_HEAD.sub("", line)[:MAX_CHARACTERS]
@@ -119,7 +119,7 @@ class ServerLog:
     def failure(self) -> ServerError:
         """Return why the server ended: the models that failed, else Triton's own errors.
 
-        If neither is known, a note on the error has the end of the log.
+        If neither is known, a note on the error contains the end of the log.
         """
         if reasons := self.failures.values() or self._errors:
             return ServerError("; ".join(reasons))
@@ -137,7 +137,7 @@ class ServerLog:
         return ServerError(self.failures[model])
 
     def _is_repetition(self, line: str) -> bool:
-        """Return whether a line repeats a failure that is logged elsewhere, or that `failure` will have."""
+        """Return whether a line repeats a failure that is logged elsewhere or will be in `failure`."""
         if line.startswith(LAST_WORDS):
             self._is_ending = True
         elif LOG_LINE.match(line):
@@ -167,12 +167,12 @@ class ServerLog:
 
     def _fail(self, model: str, reason: str, detail: str = "") -> None:
         first, named = _first_line(reason), f"model '{model}': "
-        if first:  # every line contains an empty one
+        if first:  # every line contains an empty string
             self._reasons.add(first)
         self.failures.setdefault(model, named + first.removeprefix(named) + detail)
 
 
 def _first_line(reason: str) -> str:
-    """Remove the stub's Python traceback behind the message; Triton escapes newlines and quotes."""
+    """Remove the stub's Python traceback after the message; Triton escapes newlines and quotes."""
     first = reason.split("\\n")[0].removesuffix('"').replace('\\"', '"')
     return first.removeprefix('"').removeprefix("Internal: ").removeprefix("InvalidConfig: ")

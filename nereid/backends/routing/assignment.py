@@ -14,10 +14,10 @@ from msgspec import Meta, Struct
 from nereid.base.contract import ROUTE_HEADER_PREFIX, ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
 from nereid.base.errors import InvalidConfig, InvalidRequest
 
-if TYPE_CHECKING:  # NumPy costs time at the start of each command
+if TYPE_CHECKING:  # NumPy slows the start of each command
     import numpy as np
 
-# Reasons for a variant: those of `choose`, and those of the router.
+# Reasons for a variant, from `choose` and from the router.
 FORCED = frozenset({"variant", "version"})
 BREAKER, RETRY, ANSWER = "breaker", "retry", "answer"
 # Python's `$` also matches before a line end, ECMAScript's (of JSON Schema) does not.
@@ -41,8 +41,8 @@ MAX_VARIANTS, MAX_WEIGHT = 16, 10**9
 MIN_WEIGHT = 1 / MAX_WEIGHT
 # Upper bounds of the settings of one instance of a route.
 MAX_IN_FLIGHT, MAX_MIRRORED = 64, 16
-# Requests, attempts that go on without a slot (late, or their client left), and mirrored requests occupy one
-# thread each.
+# Requests, attempts that continue without a slot (late, or their client left), and mirrored requests each
+# occupy one thread.
 ROUTE_THREADS = 2 * MAX_IN_FLIGHT + MAX_MIRRORED
 
 
@@ -162,7 +162,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     @property
     def has_fallbacks(self) -> bool:
-        """Whether the route has more than its default for requests of a failing variant."""
+        """Whether the route has alternatives besides its default for requests of a failing variant."""
         return bool(self.fallbacks or self.answer)
 
     def targets(self) -> tuple[Variant | Shadow, ...]:
@@ -184,7 +184,7 @@ class Table:
     """A route in use, the SHA-256 of its file, and the model versions that clients see.
 
     `network_versions` maps a variant's name to the version of the network that its pinned model runs.
-    `answer` has a row of each output, for requests that no variant can answer.
+    `answer` has one row per output, for requests that no variant can answer.
     """
 
     route: Route
@@ -205,18 +205,18 @@ def parse_route(text: bytes) -> Route:
     """Read the JSON of a route file.
 
     Raises:
-        InvalidConfig: not a route; the message has the place, the expected value and the given one.
+        InvalidConfig: not a route; the message names the place, and the expected and the given value.
     """
     try:
         return msgspec.json.decode(text, type=Route)
     except UnicodeDecodeError as error:
         raise InvalidConfig(f"JSON must be UTF-8: {error}") from None
-    except msgspec.DecodeError as error:  # the base of ValidationError, too
+    except msgspec.DecodeError as error:  # also the base of ValidationError
         raise InvalidConfig(_explain(str(error), text)) from None
 
 
 def with_default(route: Route, name: str) -> Route:
-    """Return the route with another default, which then is not one of its fallbacks."""
+    """Return the route with another default, removed from its fallbacks."""
     fallbacks = tuple(each for each in route.fallbacks if each != name)
     return msgspec.structs.replace(route, default=name, fallbacks=fallbacks)
 
@@ -243,7 +243,7 @@ def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> VariantC
         unit: a random number in [0, 1), used if the request decides nothing.
 
     Raises:
-        InvalidRequest: a forced variant or version that the route does not have.
+        InvalidRequest: the route does not have the forced variant or version.
     """
     variants = table.route.variants
     if not parameters:
@@ -291,7 +291,7 @@ def is_mirrored(shadow: Shadow, salt: str, key: str, unit: float) -> bool:
 
     Args:
         salt: the route's salt for shadows.
-        key: the request's sticky key, or an empty text.
+        key: the request's sticky key, or an empty string.
         unit: a random number in [0, 1), used without a key.
     """
     drawn = unit_of(salt, shadow.name, key) if key else unit
@@ -306,7 +306,7 @@ def unit_of(salt: str, name: str, key: str) -> float:
 
 
 def shares(route: Route) -> dict[str, float]:
-    """Return by variant its share, 0 to 1, of the requests that only chance or a sticky key decides."""
+    """Return each variant's share, 0 to 1, of the requests that only chance or a sticky key decides."""
     total = sum(variant.weight for variant in route.variants)
     return {variant.name: variant.weight / total for variant in route.variants}
 
@@ -317,7 +317,7 @@ def _by_weight(variants: tuple[Variant, ...], unit: float) -> Variant:
         if left < variant.weight:
             return variant
         left -= variant.weight
-    # Rounding can leave a rest beyond the last weight.
+    # Rounding can leave a remainder beyond the last weight.
     return [variant for variant in variants if variant.weight > 0][-1]
 
 

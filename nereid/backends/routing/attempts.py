@@ -57,7 +57,7 @@ class Breaker:
         self._is_trying = False
 
     def allows(self, now: float) -> bool:
-        """Return whether a request may pass; a half-open breaker lets one pass, the trial."""
+        """Return whether a request may pass; a half-open breaker lets one trial request pass."""
         if self.state is BreakerState.OPEN and now - self._changed_at >= self._settings.open_s:
             self._change(BreakerState.HALF_OPEN, now)
         if self.state is BreakerState.HALF_OPEN and not self._is_trying:
@@ -110,9 +110,9 @@ class Breaker:
 
 
 class RetryBudget:
-    """Limit on retries, so that they never multiply a failure.
+    """Limit on retries, so that they never amplify a failure.
 
-    A failure takes a token and a success returns a tenth of one; a retry needs more than half of them.
+    A failure costs a token and a success returns a tenth of one; a retry needs more than half of them.
 
     Source: gRPC proposal A6, retry throttling.
     """
@@ -132,16 +132,16 @@ class RetryBudget:
         return self._tokens > self.MAX_TOKENS / 2
 
 
-# A death that was seen longer ago than this says nothing about the present process of the instance.
+# A death seen longer ago than this says nothing about the instance's current process.
 DEATH_COUNTS_S = 10.0
-# One request goes to at most this many dead instances. Triton 24.10 takes a second for each, and the
+# A request is sent to at most this many dead instances. Each costs a second in Triton 24.10, and the
 # supervisor has replaced them after two.
 MAX_DEATHS = 3
 # In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one: as many as
 # wait for one process.
 MAX_SUSPECTS = MAX_IN_FLIGHT
 MAX_WAIT_FOR_DEAD_S = 1.0
-# Attempts without a client that go on. Each occupies a thread, like the late ones: see ROUTE_THREADS.
+# Attempts that continue without a client. Each occupies a thread, like the late ones: see ROUTE_THREADS.
 MAX_ABANDONED = MAX_IN_FLIGHT // 2
 # Key of a breaker's state: name, model and version of the variant, and the breaker's settings.
 Identity = tuple[str, str, int, BreakerSettings]
@@ -160,12 +160,12 @@ class AdmittedRequest:
         table: the table that serves it.
         begin: its arrival, in seconds.
         has_slot: whether it occupies a slot.
-        deaths: how often an instance was dead that it was sent to.
+        deaths: how often it was sent to a dead instance.
         trace: the spans of the request.
-        key: its sticky key, or an empty text.
+        key: its sticky key, or an empty string.
         is_suspect: whether an instance died while it had the request.
-        is_abandoned: whether an attempt goes on although its client has disconnected.
-        unanswered: the response waits for this lock. Another thread that uses the request holds it.
+        is_abandoned: whether an attempt continues although its client has disconnected.
+        unanswered: lock that the response waits for while another thread uses the request.
     """
 
     request: RoutedRequest
@@ -186,7 +186,7 @@ class AdmittedRequest:
 
 
 class ServedVariant:
-    """State of a variant as long as the route has it: breaker, labels, attempts in flight and late ones."""
+    """State of a variant while the route has it: breaker, labels, attempts in flight and late ones."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class ServedVariant:
         self._is_retired = False
         self.in_flight = self.late = self.late_large = 0
         self.is_dead = False
-        # When it last answered, in seconds; too late counts, too.
+        # When it last answered, in seconds, even if too late.
         self.answered_at = -inf
         # When each instance was seen dead, in seconds.
         self._deaths: dict[str, float] = {}
@@ -211,7 +211,7 @@ class ServedVariant:
         self._metrics.set("breaker_state", BreakerState.CLOSED, **self.labels)
 
     def allows(self, now: float) -> bool:
-        """Return whether an attempt may start; none queues behind those in a dead process's queue."""
+        """Return whether an attempt may start; none may queue behind those of a dead process."""
         is_blocked = self.in_flight > 0 if self.is_dead else self.late >= MAX_LATE
         return not is_blocked and self.breaker.allows(now)
 
@@ -228,7 +228,7 @@ class ServedVariant:
             self.is_dead = error is not None
 
     def count_late(self, attempt: "Attempt", change: int) -> None:
-        """Count attempts that go on after their deadline, or with a negative `change`, that have returned."""
+        """Count attempts that continue past their deadline or, with a negative `change`, have returned."""
         if change:
             self.late += change
             self.late_large += change * attempt.is_large
@@ -244,11 +244,11 @@ class ServedVariant:
         return list(self._deaths)
 
     def may_try_again(self, attempt: "Attempt", instance: str, now: float) -> bool:
-        """Return whether a request goes to another instance, after this one was dead."""
+        """Return whether to send a request to another instance, because this one was dead."""
         admitted = attempt.admitted
         admitted.deaths += 1
         if admitted.deaths > MAX_DEATHS:
-            self.breaker.trip(now)  # the processes that run do not answer
+            self.breaker.trip(now)  # the running processes do not answer
             return False
         if now >= attempt.deadline:
             return False
@@ -257,15 +257,15 @@ class ServedVariant:
     def could_have_received(self, attempt: "Attempt", instance: str = "") -> bool:
         """Return whether an instance, or any one, could have received a request before it died.
 
-        It gets none after it was seen dead.
+        An instance gets none after it was seen dead.
         """
         seen = self._deaths.get(instance, max(self._deaths.values(), default=inf))
         return attempt.begun_at <= seen
 
     def may_send_suspect(self, admitted: AdmittedRequest, now: float) -> bool:
-        """Return whether a request that may have killed an instance is sent to another one.
+        """Return whether a request that may have killed an instance may be sent to another one.
 
-        It is sent again once, and few such are.
+        Such a request is sent again only once, and only a few are.
         """
         while self._suspects and now - self._suspects[0] > DEATH_COUNTS_S:
             self._suspects.popleft()
@@ -281,7 +281,7 @@ class ServedVariant:
         self.breaker.allow_trial(now)
 
     def retire(self) -> None:
-        """Stop showing the breaker, though attempts may still be in flight."""
+        """Stop showing the breaker, even if attempts are still in flight."""
         self._show(BreakerState.CLOSED)
         self._is_retired = True
 
@@ -316,7 +316,7 @@ class ServedVariants:
         return self._states[key]
 
     def count_in_flight(self, served: ServedVariant, change: int) -> None:
-        """Count attempts that begin, or with a negative `change`, that have returned."""
+        """Count attempts that begin or, with a negative `change`, have returned."""
         served.in_flight += change
         key = tuple(served.labels.values())
         self._in_flight[key] += change
@@ -351,12 +351,12 @@ class FallbackQueue:
         return self._left.pop(0)
 
     def repeat(self, choice: VariantChoice) -> None:
-        """Try a choice again before all others: another instance of its model runs."""
+        """Try a choice again before all others, because another instance of its model runs."""
         self._left.insert(0, choice)
         self._repeated = choice
 
     def may_leave(self, choice: VariantChoice) -> bool:
-        """Return whether a choice is repeated, and others are left if it takes too long."""
+        """Return whether a choice is repeated and others remain if it takes too long."""
         return choice is self._repeated and bool(self._left)
 
     def retry(self) -> None:
@@ -367,7 +367,7 @@ class FallbackQueue:
 class Attempt:
     """One attempt to serve a request by a variant.
 
-    `waits_for_dead` is whether it is in the queue of a process that has died since.
+    `waits_for_dead` says whether it is in the queue of a process that has since died.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class Attempt:
         self.queue = queue
         self.admitted, self.served = admitted, served
         self.variant, self.reason = choice.variant, choice.reason
-        # A breaker that is half open lets only the trial through.
+        # A half-open breaker lets only the trial through.
         self.is_trial = served.breaker.state is BreakerState.HALF_OPEN
         self.was_dead, self.is_survived, self.waits_for_dead = served.is_dead, False, False
         self.begun_at = now
@@ -390,12 +390,12 @@ class Attempt:
         self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
         self.seconds = 0.0
         if admitted.table.route.has_fallbacks and queue.may_leave(choice):
-            # The other instance may only be starting, and the queue still be that of the dead one.
+            # The other instance may still be starting, and the queue may still belong to the dead one.
             shorten_deadlines((self,), served, now)
 
     @property
     def is_chosen(self) -> bool:
-        """Whether its variant is the chosen one, and no replacement."""
+        """Whether its variant is the chosen one, not a replacement."""
         return self.reason not in (BREAKER, RETRY)
 
     @cached_property
@@ -420,7 +420,7 @@ class Attempt:
         if not is_fault(error):
             return None
         if isinstance(error, DeadlineExceeded):
-            # A variant that answered others meanwhile has more work than time. So has one with large images.
+            # A variant that answered others meanwhile is merely overloaded, as is one with large images.
             is_silent = self.served.answered_at < self.begun_at
             is_blamed = self._is_own_deadline and is_silent and not self.served.late_large
             return True if is_blamed and not self.is_large else None
@@ -428,9 +428,9 @@ class Attempt:
 
 
 def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: float) -> None:
-    """Shorten the deadlines of the other attempts on a variant one of whose processes has died.
+    """Shorten the deadlines of the other attempts on a variant after one of its processes has died.
 
-    Triton 24.10 takes a second for each request in such a process's queue, one after the other.
+    Triton 24.10 spends a second on each request in such a process's queue, one after the other.
     """
     for attempt in attempts:
         if attempt.served is served:

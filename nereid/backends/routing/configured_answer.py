@@ -17,7 +17,7 @@ def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dic
     """Return the tensors of one image by output, each with the output's dims.
 
     Args:
-        values: per output one value for all elements, or nested lists; `[]` is nothing in a variable dim.
+        values: for each output, one value for all elements, or nested lists; `[]` is an empty variable dim.
 
     Raises:
         InvalidConfig: an output is missing or unknown, or a value has another shape or datatype.

@@ -1,8 +1,8 @@
 """Deadlines for requests between models, as a request parameter.
 
-A request's own `timeout` counts only in a queue whose `default_queue_policy` allows it. Such a policy costs
-throughput (docs/architecture.md): Triton then forms no batch before an instance waits for it, and misses some
-instances that wait. So the caller sends a parameter, and the receiving model compares it with the clock.
+A request's own `timeout` applies only in a queue whose `default_queue_policy` allows it. Such a policy costs
+throughput (docs/architecture.md): Triton then forms no batch until an instance waits for it, and overlooks
+some waiting instances. So the caller sends a parameter, which the receiving model compares with the clock.
 Source: core r24.10, RateLimiter::PayloadSlotAvailable.
 """
 

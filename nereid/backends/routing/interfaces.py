@@ -1,4 +1,4 @@
-"""Interfaces of the router to its host: requests, their traces, and the metrics that it writes."""
+"""Interfaces between the router and its host: requests, their traces, and the metrics that it writes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from nereid.base.errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, begin, new_trace, parse
 from nereid.base.tracing.records import Record, Tracer, failed, harmless, kept, shortened, span
 
-# A model with this many attempts past their deadline that have not returned gets no further ones: each
-# occupies a thread, of the server too.
+# A model with this many attempts that are past their deadline and have not returned gets no more, because
+# each occupies a thread, in the server as well.
 MAX_LATE = 8
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
@@ -34,7 +34,7 @@ class RoutedRequest(Protocol):
         """Return whether the client has disconnected."""
 
     def is_large(self) -> bool:
-        """Return whether an image is so large that its request may take long; reads all of them."""
+        """Return whether an image is so large that its request may be slow; reads all images."""
 
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
@@ -55,7 +55,7 @@ class RoutedRequest(Protocol):
 
 
 class MetricSink(Protocol):
-    """Receiver of the metrics that `metrics.ROUTE_METRICS` names."""
+    """Receiver of the metrics named in `metrics.ROUTE_METRICS`."""
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Increment a counter, or observe a value in a histogram."""
@@ -65,9 +65,9 @@ class MetricSink(Protocol):
 
 
 class BoundedLabels:
-    """Label values of a metric: after `LIMIT` of them, further ones are `other`.
+    """Label values of a metric: after `LIMIT` of them, all others become `other`.
 
-    A route may change without limit, but a series stays as long as its server.
+    A route may change without limit, but a series lasts as long as its server.
     """
 
     LIMIT = 64

@@ -1,4 +1,4 @@
-"""What is measured of served requests: signals of the quality of responses, and comparisons with shadows."""
+"""Measurements of served requests: signals of response quality, and comparisons with shadows."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class RouteQuality:
 
     Args:
         metrics: receives `confidence`, `entropy`, `found` and `predicted_total`.
-        task: of the route's variants.
+        task: the task of the route's variants.
     """
 
     def __init__(self, metrics: MetricSink, task: TaskOutputs) -> None:
@@ -36,7 +36,7 @@ class RouteQuality:
         self._classes: frozenset[int] | None = None
 
     def use(self, classes: frozenset[int] | None) -> None:
-        """Count the best classes that are in `classes` by their index; None counts no classes."""
+        """Count those of the best classes that are in `classes` by index; None counts no classes."""
         self._classes = classes
 
     def observe(self, request: RoutedRequest, response: Any, labels: Mapping[str, str]) -> About:
@@ -73,7 +73,7 @@ REPORT_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
-    """A request with the variant's response, the seconds that took, its sticky `key`, and its trace."""
+    """A request with the variant's response, the seconds it took, its sticky `key`, and its trace."""
 
     request: RoutedRequest
     route: Route

@@ -12,7 +12,7 @@ from nereid.backends.routing.assignment import MAX_VARIANTS, Name, Version
 from nereid.backends.routing.route_file import read
 from nereid.base.errors import InvalidConfig
 
-# The best classes of a route that are counted by their index.
+# How many of a route's best classes are counted by index.
 TOP_CLASSES = 20
 CLASS = "class"
 Count = Annotated[int, Meta(ge=0)]
@@ -137,7 +137,7 @@ class ReferenceWatch:
         return frozenset(self.reference.classes) if self.reference and self.reference.classes else None
 
     def poll(self) -> bool:
-        """Return whether the file has changed since the last call; it is read then, and its problem kept."""
+        """Reread the file, and keep its problem, if it has changed since the last call; return whether so."""
         try:
             status = self.path.stat()
             now: object = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -154,7 +154,7 @@ class ReferenceWatch:
         return True
 
     def _time_of(self, reference: Reference | None) -> float:
-        """Return when the present file was stored here, in Unix time; a file may be copied from elsewhere."""
+        """Return when the current file was stored here, in Unix time; a file may be copied from elsewhere."""
         if reference is None:
             return 0.0
         with contextlib.suppress(OSError):

@@ -48,7 +48,7 @@ def read_table(config: ModelConfig, text: bytes) -> Table:
         }
         for each in route.targets():
             _check_tensors(config, each.model, each.version)
-    except OSError as error:  # such as a name too long for a folder
+    except OSError as error:  # for example, a name too long for a folder
         raise InvalidConfig(f"cannot read the models of the route: {error}") from None
     return Table(route, sha256(text).hexdigest(), versions, _answer(config, route))
 
@@ -56,7 +56,7 @@ def read_table(config: ModelConfig, text: bytes) -> Table:
 def _answer(config: ModelConfig, route: Route) -> dict[str, "np.ndarray"]:
     if not route.answer:
         return {}
-    # Here, because NumPy costs time at the start of each command.
+    # Imported here because NumPy slows the start of each command.
     from nereid.backends.routing.configured_answer import read_answer
 
     return read_answer(route.answer, config.outputs)
@@ -150,7 +150,7 @@ class RouteWatch:
 def check_ready(route: Route, is_ready: IsReady) -> None:
     """Check that every model to which the route sends requests is ready.
 
-    A variant that serves only on request may be absent, so that a route can turn away from a failed one.
+    A variant that serves only on request may be absent, so that a route can move away from a failed one.
 
     Raises:
         InvalidConfig: a version of a model is not ready.

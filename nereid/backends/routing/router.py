@@ -41,7 +41,7 @@ class Responses:
     """Sends responses and counts them; thread-safe.
 
     Args:
-        shadows: get the requests with a response.
+        shadows: receive the requests with a response.
         in_flight: returns the number of requests in flight.
     """
 
@@ -100,7 +100,7 @@ class Responses:
 
 # A request that waited longer than this for its thread is forwarded only if its client is still connected.
 MAX_UNCHECKED_WAIT_S = 0.005
-# While requests are rejected for want of slots, the clients of the others are checked this often: each check
+# While requests are rejected for lack of slots, the clients of the others are checked this often: each check
 # is a round trip to the server.
 CHECK_CLIENTS_S = 0.25
 
@@ -109,12 +109,12 @@ class Router:
     """Routes requests, each in its own thread; thread-safe.
 
     Args:
-        task: of its variants.
+        task: the task of its variants.
         metrics: receives counts and durations.
         log: receives a line when a breaker opens or closes, or a shadow fails.
         clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
-        can_answer: returns whether a dead instance's model has a running process of an age in s, or older.
+        can_answer: returns whether a dead instance's model has a running process of at least an age in s.
         begin_trace: returns the trace of a request that arrives.
         wake: called when a request has a deadline before the next call of `expire` that `sleep_s` announced,
             or when `free_abandoned` has something to do.
@@ -151,7 +151,7 @@ class Router:
         self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
 
     def use(self, table: Table) -> None:
-        """Serve later requests by `table`; those in flight keep theirs."""
+        """Use `table` for later requests; those in flight keep theirs."""
         with self._lock:
             self._served.keep_only(table)
             self._table = table
@@ -195,7 +195,7 @@ class Router:
             self._free_slot(admitted)
             self._responses.fail(admitted, queue, from_exception(raised))
             return
-        # Before the response: its client may send the next request immediately.
+        # Before the response, because its client may send the next request immediately.
         self._free_slot(admitted)
         self._responses.send(attempt, response)
 
@@ -213,7 +213,7 @@ class Router:
         self._finish(admitted, queue)
 
     def expire(self) -> None:
-        """Reject the requests past their deadline, whose attempts go on.
+        """Reject the requests past their deadline; their attempts continue.
 
         Requests in the queue of a dead process go to the next variant instead.
         """
@@ -235,9 +235,9 @@ class Router:
         self._shadows.expire()
 
     def free_abandoned(self) -> None:
-        """If requests were rejected for want of slots, free the slots of clients that have disconnected.
+        """If requests were rejected for lack of slots, free the slots of clients that have disconnected.
 
-        Their attempts go on, because Triton 24.10 cannot cancel them, and occupy their threads.
+        Their attempts continue and occupy their threads, because Triton 24.10 cannot cancel them.
         """
         now = self._clock()
         if not self._is_full or now < self._clients_due_s:
@@ -252,7 +252,7 @@ class Router:
     def _free_if_abandoned(self, attempt: Attempt) -> None:
         """Free the slot of a running attempt if its client has disconnected.
 
-        Triton frees a request with its response, so the check must come before it.
+        Triton frees a request with its response, so the check must precede the response.
         """
         with attempt.admitted.unanswered:
             with self._lock:
@@ -313,7 +313,7 @@ class Router:
                 queue.retry()
 
     def _may_try_again(self, attempt: Attempt, error: Died) -> bool:
-        """Return whether a request goes to its variant again, as one of several instances is dead."""
+        """Return whether to send a request to its variant again, because one of several instances is dead."""
         with self._lock:
             instance = read_unhealthy_instance(str(error))
             may_try = attempt.served.may_try_again(attempt, instance, self._clock())
@@ -322,7 +322,7 @@ class Router:
         return may_try
 
     def _may_go_on(self, attempt: Attempt, error: Unavailable) -> bool:
-        """Return whether a request goes to the next variant.
+        """Return whether to send a request to the next variant.
 
         A request that a process could have received before it died may be the cause.
         """
@@ -342,7 +342,7 @@ class Router:
 
     @staticmethod
     def _is_suspect(attempt: Attempt, error: Unavailable) -> bool:
-        """Return whether a process has died that could have received the request before."""
+        """Return whether a process that could have received the request has since died."""
         is_new_death = isinstance(error, Died) and not attempt.was_dead
         return is_new_death and attempt.served.could_have_received(
             attempt, read_unhealthy_instance(str(error))
@@ -419,7 +419,7 @@ class Router:
         return self._can_answer(instance, age_s)
 
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
-        """Record how an attempt ended; returns False if that was recorded before."""
+        """Record how an attempt ended; return False if that was recorded before."""
         now = self._clock()
         with attempt.admitted.unanswered, self._lock:
             if attempt not in self._attempts:
@@ -446,4 +446,4 @@ class Router:
 
 
 class _Ended(Exception):
-    """The attempt ended after its deadline, when the client had its error or another variant its request."""
+    """The attempt ended past its deadline: the client had an error, or another variant the request."""

@@ -1,6 +1,6 @@
 """Instances of models of the `fused` backend: the steps of an ensemble in one process.
 
-A hop between processes costs about 1 ms of CPU, and more if a tensor on a GPU is passed on. This model runs
+A hop between processes costs about 1 ms of CPU, and more for a tensor on a GPU. This model runs
 the code of the ensemble's backends in one process.
 """
 
@@ -157,7 +157,7 @@ class SentJob:
         self._job, self._senders, self._respond = job, senders, respond
 
     def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
-        """Send the response of each request; a request without one never ends."""
+        """Send the response of each request; a request without one never finishes."""
         try:
             outcomes = self._job.outcomes(outputs, stages)
         except Exception as error:  # every request needs a response

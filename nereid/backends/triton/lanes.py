@@ -1,4 +1,4 @@
-"""The device's side of a pipeline: three streams, ordered by events, without waiting for a stream or device.
+"""The device side of a pipeline: three streams, ordered by events, without waiting for a stream or device.
 
 Stream `decoding` belongs to the preprocessor: it decodes, and its kernel writes a slot's tensor. Stream
 `computing` runs the network on that tensor, and `copying` copies its outputs to pinned memory.
@@ -47,7 +47,7 @@ class StreamNetwork(Protocol):
 
 
 class Stages(NamedTuple):
-    """Ends of a batch's stages, and the begin of its run, in ns since the Unix epoch, from CUDA events."""
+    """Ends of a batch's stages, and the start of its run, in ns since the Unix epoch, from CUDA events."""
 
     decoded_ns: int
     prepared_ns: int
@@ -77,7 +77,7 @@ class Lanes:
     def decode(
         self, slot: int, images: Sequence[bytes]
     ) -> tuple[list[ServingError | None], Sequence[ImageTimes]]:
-        """Enqueue decoding and kernel; returns the error and the times of each image."""
+        """Enqueue decoding and kernel; return the error and the times of each image."""
         # A batch without good images was answered without waiting for its kernel, which reads the table.
         self._prepared[slot].synchronize()
         try:
@@ -113,18 +113,18 @@ class Lanes:
         self._preprocessor.release()
 
 
-# Parameters of runs that are not over fixed memory, or not of all sizes.
+# Parameters for runs that do not use fixed memory, or do not cover all sizes.
 NEED_OWN_RUNS = frozenset({ARENA_SHRINKAGE, WARM_BATCH_SIZES})
 
 
 def can_bind(
     config: ModelConfig, preprocess: ModelConfig, network: ModelConfig, wanted: Sequence[str]
 ) -> bool:
-    """Return whether a network runs over fixed memory: on a GPU, with CUDA graphs and fixed outputs.
+    """Return whether a network runs in fixed memory: on a GPU, with CUDA graphs and fixed outputs.
 
     Args:
         config, preprocess: of the fused model, and of its preprocessing.
-        wanted: names of the outputs of the network that it needs.
+        wanted: names of the network outputs that it needs.
     """
     accelerators = network.document.get("optimization", {}).get("execution_accelerators", {})
     names = {each["name"] for each in accelerators.get("gpu_execution_accelerator", ())}
@@ -141,10 +141,10 @@ def can_bind(
 
 
 def check_overlap(config: ModelConfig, is_bound: bool) -> None:
-    """Refuse overlapping batches that the model cannot have.
+    """Refuse overlapping batches for a model that cannot have them.
 
     Raises:
-        InvalidConfig: its network does not run over fixed memory.
+        InvalidConfig: its network does not run in fixed memory.
     """
     if not is_bound:
         raise InvalidConfig(
@@ -155,7 +155,7 @@ def check_overlap(config: ModelConfig, is_bound: bool) -> None:
 
 
 def open_stream(device_id: int) -> Any:
-    """Return a stream for the runs of a network."""
+    """Return a stream for a network's runs."""
     import cupy
 
     with cupy.cuda.Device(device_id):
@@ -206,7 +206,7 @@ class FusedJob:
         self._times: Sequence[ImageTimes] = ()
 
     def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
-        """Take the error and the times of each image."""
+        """Store the error and the times of each image."""
         self._errors, self._times = errors, times
 
     def outcomes(
@@ -234,7 +234,7 @@ class FusedJob:
         return self._after.finish(Batch(None, rows, times), self._requests, outputs)
 
     def run(self, lanes: Lanes) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
-        """Decode and compute the batch alone, in the first slot; returns what `outcomes` takes."""
+        """Decode and compute the batch alone, in the first slot; return the arguments of `outcomes`."""
         try:
             if not self.images:
                 return {}, None

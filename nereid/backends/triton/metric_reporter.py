@@ -1,4 +1,4 @@
-"""Reporting of a model's metrics to Triton."""
+"""Report a model's metrics to Triton."""
 
 import threading
 from bisect import bisect_left
@@ -204,7 +204,7 @@ class SessionMetrics(MetricReporter):
         self.add("batch_size", rows)
 
     def halved(self) -> None:
-        """Count a batch that did not fit into memory, and is run in halves."""
+        """Count a batch that did not fit into memory and is run in halves."""
         self.add("fallbacks_total", **{"from": "batch", "to": "halves", "reason": "out_of_memory"})
 
     def warmed(self, seconds: float) -> None:
@@ -221,14 +221,14 @@ class SessionMetrics(MetricReporter):
         self.add("rejected_total", reason=error.code.lower())
 
     def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
-        """Count the inputs on the host of an instance on a GPU."""
+        """Count the inputs in host memory for an instance on a GPU."""
         inputs = sum(isinstance(array, np.ndarray) for request in requests for array in request.values())
         if inputs:
             self.add("host_inputs_total", inputs)
 
 
 class ImageSignals(MetricReporter):
-    """Signals of the images of a preprocessing or fused model; `sink` takes those of one image, if any."""
+    """Signals of the images of a preprocessing or fused model; `sink` receives those of one image, if any."""
 
     def __init__(self, config: ModelConfig) -> None:
         labels = {"model": config.name, "version": str(config.version)}

@@ -31,8 +31,8 @@ class ModelTracer:
     """Traces the batches of one instance.
 
     Args:
-        begins: whether a request without a trace begins one; else it is not traced.
-        has_one_thread: whether the thread that begins a batch ends it, so that its waits can be measured.
+        begins: whether a request without a trace starts one; otherwise it is not traced.
+        has_one_thread: whether the same thread begins and ends a batch, so that its waits can be measured.
         about: attributes of all spans.
     """
 
@@ -61,7 +61,7 @@ class ModelTracer:
 
 
 class BatchTrace:
-    """The spans of the requests of a batch, from its begin to `end`."""
+    """The spans of the requests of a batch, from its start to `end`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class BatchTrace:
         """Send the record of each request.
 
         Args:
-            outcomes: those of the requests; errors are `ServingError`.
+            outcomes: one per request; errors are `ServingError`.
         """
         end_ns = time.time_ns()
         about = {**self._about, "batch_size": self._rows or len(self._traced)}

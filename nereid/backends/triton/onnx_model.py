@@ -31,7 +31,7 @@ from nereid.vision.inference.session import Outcome, Session, SessionEvents
 from nereid.vision.inference.session_options import BackendSettings
 
 # Triton 24.10 does not drop a cancelled request that waits for its instance. The check is a round trip to the
-# server for each request, which pays if a run takes longer than this.
+# server for each request, which pays off if a run takes longer than this.
 MIN_RUN_FOR_CHECK_S = 0.01
 CLIENT_GONE = Cancelled("the client disconnected before the request ran")
 
@@ -47,8 +47,8 @@ def open_session(
     """Open `network` for an instance of the model `config`, and log it once per model.
 
     Args:
-        metrics: of the session; None for those of the model.
-        stream: that of `Session.from_config`.
+        metrics: the session's metrics; None for the model's.
+        stream: as for `Session.from_config`.
 
     Raises:
         InvalidConfig: the network cannot be served with its config.
@@ -111,7 +111,7 @@ class OnnxModel:
         arrays = [read_tensors(request, self._session.is_on_gpu) for request in requests]
         if self._session.is_on_gpu:
             self._metrics.fetched_from_host(arrays)
-        # Triton gives the names as a set, and clients may read outputs by their place.
+        # Triton passes the names as a set, and clients may read outputs by position.
         wanted = [sorted(request.requested_output_names()) for request in requests]
         return self._session.run_requests(arrays, wanted)
 

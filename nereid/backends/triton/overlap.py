@@ -1,4 +1,4 @@
-"""Batches of a model on a GPU that overlap: one is decoded while the network computes the one before."""
+"""Batches of a model on a GPU that overlap: one is decoded while the network computes the previous one."""
 
 import itertools
 import sys
@@ -66,7 +66,7 @@ class Slots:
         return not self._waiting and set(self._states) == {_State.FREE}
 
     def submitted(self, batch: int) -> list[Command]:
-        """Return what follows from the arrival of a batch, in the order of execution; so do the others."""
+        """Return the commands that the arrival of a batch calls for, in order; so do the other methods."""
         self._waiting.append(batch)
         return self._decode_next()
 
@@ -112,7 +112,7 @@ class BatchJob(Protocol):
         """The images of all requests."""
 
     def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
-        """Take the error and the times of each image."""
+        """Store the error and the times of each image."""
 
     def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
         """Send the responses; must not raise.
@@ -126,11 +126,11 @@ class BatchJob(Protocol):
 class Overlap:
     """A pipeline of `SLOTS` batches.
 
-    One thread opens, records and enqueues: recording a graph fails while another thread allocates memory of
-    the device.
+    One thread opens, records and enqueues, because recording a graph fails while another thread allocates
+    device memory.
 
     Args:
-        open_lanes: opens the device's side; called once, by the thread that uses it.
+        open_lanes: opens the device side; called once, by the thread that uses it.
         device_failed: receives the reason after which every batch fails.
         log: receives a line for each defect of this program that only the log can report.
     """
@@ -180,7 +180,7 @@ class Overlap:
             thread.join()
 
     def _execute(self, commands: Sequence[Command]) -> None:
-        """Queue commands; the lock is held."""
+        """Queue commands; the caller holds the lock."""
         for command in commands:
             if isinstance(command, Respond):
                 self._answers.put(command.slot)
@@ -232,7 +232,7 @@ class Overlap:
         while (slot := self._answers.get()) is not None:
             try:
                 self._answer(slot)
-            except Exception as error:  # the pipeline goes on with the other batches
+            except Exception as error:  # the pipeline continues with the other batches
                 self._log(f"a batch was not answered: {type(error).__name__}: {error}")
             with self._lock:
                 self._execute(self._slots.answered(slot))

@@ -1,4 +1,4 @@
-"""What comes after the network of a `fused` model: nothing, or the last step of a task."""
+"""What follows the network of a `fused` model: nothing, or the last step of a task."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -21,7 +21,7 @@ class TaskStep(Protocol):
 
     @property
     def wanted(self) -> Sequence[str]:
-        """Names of the outputs of the network that it needs."""
+        """Names of the network outputs that it needs."""
 
     def tensors(self, encoded: bytes, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs for one image, from the network's outputs by name, each a batch of one row.
@@ -32,7 +32,7 @@ class TaskStep(Protocol):
 
 
 class PostProcessing(Protocol):
-    """Turns the outputs of a network into those of the model."""
+    """Turns a network's outputs into the model's."""
 
     wanted: Sequence[str]
 
@@ -49,7 +49,7 @@ class PostProcessing(Protocol):
 
 
 class PassThrough:
-    """No step: the only output of the model is that of the network."""
+    """No step: the model's only output is the network's."""
 
     def __init__(self, config: ModelConfig, network: ModelConfig) -> None:
         scores = network.outputs[0]
@@ -128,7 +128,7 @@ def find_step(config: ModelConfig) -> TaskStep | None:
 
 
 def open_post_processing(config: ModelConfig, names: FusedSettings, network: ModelConfig) -> PostProcessing:
-    """Return what comes after the network of a `fused` model.
+    """Return what follows the network of a `fused` model.
 
     Raises:
         InvalidConfig: the sibling is missing or of another backend, or the tensors do not fit.
@@ -146,7 +146,7 @@ def open_post_processing(config: ModelConfig, names: FusedSettings, network: Mod
 
 
 def only_one(images: Images) -> Images:
-    """Return the image of a request, or the error of a request that has not exactly one."""
+    """Return the image of a request, or an error if the request does not have exactly one."""
     if isinstance(images, ServingError) or len(images) == 1:
         return images
     return InvalidRequest(f"expected one image per request, got {len(images)}")

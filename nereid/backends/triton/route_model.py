@@ -36,7 +36,7 @@ POLL_S = 0.5
 
 
 class RouteModel:
-    """One instance: each request in a thread, which responds after the variant.
+    """One instance: each request runs in a thread, which responds after the variant.
 
     Raises:
         InvalidConfig: the route file is invalid, or its models do not fit.
@@ -267,5 +267,5 @@ def _class_names(config: ModelConfig) -> Sequence[str]:
     outputs = config.document.get("output") or [{}]
     try:
         return (config.folder / (outputs[0].get("label_filename") or "")).read_text().splitlines()
-    except (OSError, UnicodeDecodeError):  # none, or a folder
+    except (OSError, UnicodeDecodeError):  # missing, or a folder
         return ()

@@ -14,7 +14,7 @@ class StubMemory:
     """The regions of one server; a file with a lock shows others that the server still runs.
 
     Args:
-        name: begins with `nereid-`; the names of the regions continue it.
+        name: starts with `nereid-`; a prefix of the regions' names.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,23 +24,23 @@ class StubMemory:
         self._changed_ns = 0
 
     def claim(self) -> None:
-        """Show that the server runs; the kernel withdraws that when this process ends."""
+        """Hold a lock that marks the server as running; the kernel releases it on exit."""
         if self._lock:
             return
-        # Locked before it has its name, so that nobody takes it for stale.
+        # Locked before it has its name, so that nobody considers it stale.
         unnamed = FOLDER / f".{self._name}{LOCK}"
         self._lock = os.fdopen(os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "r+b")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unnamed.rename(FOLDER / f"{self._name}{LOCK}")
 
     def protect(self) -> None:
-        """Take the regions from other users; Triton creates them readable, whatever its umask."""
+        """Make the regions private to this user; Triton creates them readable, whatever its umask."""
         for region in _regions(self._name):
             with contextlib.suppress(OSError), open(region, "rb", opener=_without_link) as file:
                 os.fchmod(file.fileno(), 0o600)
 
     def has_changed(self) -> bool:
-        """Return whether regions were made or removed since the last call, of this server or another one."""
+        """Return whether regions of any server were created or removed since the last call."""
         before, self._changed_ns = self._changed_ns, FOLDER.stat().st_mtime_ns
         return self._changed_ns != before
 
@@ -53,7 +53,7 @@ class StubMemory:
 
 
 def remove_stale() -> list[str]:
-    """Remove the regions of this user's servers that were killed; return the names of these servers."""
+    """Remove the regions of this user's killed servers; return the names of these servers."""
     removed = []
     for path in sorted(FOLDER.glob(f"{PREFIX}*{LOCK}")):
         with contextlib.suppress(OSError), open(path, "rb", opener=_without_link) as file:

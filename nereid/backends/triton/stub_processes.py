@@ -19,7 +19,7 @@ MODEL_PATH, INSTANCE = 1, 8
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Identity of a process: its pid, and its start in clock ticks since boot."""
+    """Identity of a process: its pid, and its start time in clock ticks since boot."""
 
     pid: int
     started: int
@@ -75,7 +75,7 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
 
     Args:
         instance: the dead instance, as Triton names it: `MODEL_GROUP_INDEX`.
-        age_s: the least age of the process in seconds. A replacement may not be ready yet.
+        age_s: the minimum age of the process in seconds. A replacement may not be ready yet.
         proc: where the kernel shows processes.
     """
     model = model_of(instance)
@@ -94,8 +94,8 @@ def uptime_s(pid: int, proc: Path = PROC) -> float | None:
 def close_connections() -> None:
     """Close the inherited connections of clients.
 
-    Triton 24.10 passes the HTTP connections that are open at the start of a stub on to it. A connection that
-    the server closes then stays open as long as the stub lives: its client waits for the end in vain, and the
+    In Triton 24.10, a stub inherits the HTTP connections that are open when it starts. A connection that the
+    server closes then stays open as long as the stub lives: its client waits in vain for the end, and the
     kernel keeps its buffers. Call this function before the process opens its own connections.
     """
     for number in [int(each.name) for each in DESCRIPTORS.iterdir()]:

@@ -27,7 +27,7 @@ def read_images(request: Any) -> list[bytes] | ServingError:
 def read_request(request: Any) -> tuple[list[bytes] | ServingError, Mapping[str, Any]]:
     """Return the encoded images of one request, or its error, and its parameters.
 
-    Parameters that cannot be read are the error, and then empty.
+    Unreadable parameters are an error, and are then empty.
     """
     parameters: Mapping[str, Any] = {}
     try:
@@ -43,7 +43,7 @@ def read_tensors(request: Any, is_on_gpu: bool = False) -> dict[str, Any]:
     """Return the request's input tensors by name; they live as long as the request.
 
     Args:
-        is_on_gpu: tensors on a GPU stay there, as CuPy arrays; else all are NumPy's.
+        is_on_gpu: tensors on a GPU stay there, as CuPy arrays; otherwise all are NumPy arrays.
     """
     return {tensor.name(): _array(tensor, is_on_gpu) for tensor in request.inputs()}
 
@@ -61,7 +61,7 @@ def read_parameters(request: Any) -> dict[str, Any]:
 
 
 def respond(**tensors: Any) -> Any:
-    """Build a response from arrays, or from tensors that another model made."""
+    """Build a response from arrays, or from tensors that another model produced."""
     return pb_utils.InferenceResponse([_tensor(name, value) for name, value in tensors.items()])
 
 
@@ -107,7 +107,7 @@ def log_error(message: str) -> None:
 
 
 def report_failed_device(config: ModelConfig, reason: str) -> None:
-    """Write to Triton's log that the device of this process has failed: the supervisor then replaces it."""
+    """Log to Triton that this process's device has failed, so that the supervisor replaces the process."""
     log_error(format_failed_device(os.getpid(), f"'{config.name}' version {config.version}", reason))
 
 

@@ -1,1 +1,1 @@
-"""Comparison of the present traffic of a route with its reference."""
+"""Comparison of a route's current traffic with its reference."""

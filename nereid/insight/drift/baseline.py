@@ -35,7 +35,7 @@ from nereid.vision.imaging.pipeline import Pipeline
 
 MIN_IMAGES = 100
 CONCURRENCY = 4
-# Recorded traffic must cover this part of the requested time.
+# Recorded traffic must cover this fraction of the requested time.
 MIN_COVERED = 0.9
 Log = Callable[[str], None]
 
@@ -69,7 +69,7 @@ class Measured:
 
 
 def _bucket(signal: str, value: float) -> str:
-    """Return the name of the bucket of a value; one on a bound belongs to the bucket below it."""
+    """Return the bucket name of a value; a value on a bound belongs to the bucket below it."""
     return bucket_name((*BOUNDS[signal], inf)[bisect_left(BOUNDS[signal], value)])
 
 
@@ -94,7 +94,7 @@ def from_images(
 ) -> Reference:
     """Send images to every variant of a running server, and return their reference.
 
-    An image without a result is named and left out.
+    An image without a result is reported and left out.
 
 
     Raises:
@@ -170,7 +170,7 @@ def from_traffic(
 ) -> Reference:
     """Return a reference from what the drift monitor recorded in the last `seconds`.
 
-    The classes are those of the old reference, because the route counts no others.
+    It keeps the classes of the old reference, because the route counts no others.
 
     Raises:
         OperationFailed: the monitor recorded too little.

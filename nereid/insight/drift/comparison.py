@@ -13,7 +13,7 @@ from nereid.models.routes.target import RouteLocation, present_table, read_state
 from nereid.repository.layout import pins, readable_configs
 from nereid.server.command_line import PLAIN_PROFILE
 
-# Images in the window, before it is compared.
+# Minimum number of images in a window for a comparison.
 MIN_REQUESTS = 200
 # Probability that a comparison of one variant, of all its signals, exceeds a limit by chance.
 RISK = 1e-4
@@ -101,10 +101,10 @@ def compare(
 ) -> tuple[SignalDrift, ...]:
     """Compare the window of a variant with its reference, signal by signal.
 
-    Signals that the variant's task does not have are left out.
+    Signals that the variant's task does not have are skipped.
 
     Args:
-        min_requests: images without which a signal is not compared.
+        min_requests: minimum number of images for comparing a signal.
         risk: probability that any signal exceeds its limits by chance.
     """
     mine = reference.variant(target.name)

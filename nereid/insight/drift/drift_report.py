@@ -19,13 +19,13 @@ from nereid.server.run_dir import GatewayRecord
 PAGE_TIMEOUT_S = 5.0
 # Two-sided 95 % of the normal distribution.
 Z = 1.959964
-# Length of one row of the agreement of shadows.
+# Time span of one row of shadow agreement.
 AGREEMENT_S = 1800.0
 FEEDBACK = "nereid_gateway_feedback_total"
 
 
 class Agreement(Struct, frozen=True):
-    """Requests of a shadow in the half hour that ended `age_s` ago, and those with the same best class."""
+    """Requests of a shadow in the half hour that ended `age_s` ago, and how many had the same best class."""
 
     shadow: str
     age_s: float
@@ -34,7 +34,7 @@ class Agreement(Struct, frozen=True):
 
 
 class Accuracy(Struct, frozen=True):
-    """Feedback about a variant since the gateway's start, and the 95 % interval of the correct part."""
+    """Feedback about a variant since the gateway's start, and the 95 % interval of the correct fraction."""
 
     variant: str
     answers: int
@@ -44,7 +44,7 @@ class Accuracy(Struct, frozen=True):
 
 
 class DriftReport(Struct, frozen=True):
-    """All about one route; `at` is the time of the monitor's last look, in Unix time."""
+    """Everything about one route; `at` is when the monitor last looked, in Unix time."""
 
     at: float
     window_s: float
@@ -58,10 +58,10 @@ def report(folder: Path, route: str, gateways: Sequence[GatewayRecord]) -> Drift
     """Return the report of a route.
 
     Args:
-        gateways: whose feedback counts; one that needs a key is left out.
+        gateways: gateways whose feedback counts; those that need a key are left out.
 
     Raises:
-        OperationFailed: the monitor has not looked at the route yet.
+        OperationFailed: the monitor has not polled the route yet.
     """
     try:
         state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=DriftState)
@@ -99,7 +99,7 @@ def agreement(history: History, route: str, now: float) -> list[Agreement]:
 
 
 def wilson(correct: int, answers: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share, 0 to 1; all of it without an answer.
+    """Return the 95 % interval of a share, 0 to 1; the whole range without an answer.
 
     Source: Wilson, Journal of the American Statistical Association 22 (1927).
     """

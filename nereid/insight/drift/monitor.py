@@ -30,7 +30,7 @@ from nereid.server.run_dir import ServerRecord
 
 STATE_FILE = "drift.json"
 PAGE_TIMEOUT_S = 10.0
-# Seconds between two checks whether a poll is due: the first window begins soon after the start.
+# Seconds between checks for a due poll, so that the first window begins soon after the start.
 CHECK_S = 5.0
 Log = Callable[[str], None]
 PREFIX = "nereid_drift_"
@@ -47,7 +47,7 @@ COMMON_LABELS = ("route", "variant")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds between two polls, seconds of the window, and the images without which it is not compared."""
+    """Seconds between polls, seconds of the window, and the minimum number of images to compare it."""
 
     interval_s: float = 60.0
     window_s: float = 3600.0
@@ -87,7 +87,7 @@ class Monitor:
     """Polls one repository's server.
 
     Args:
-        log: receives a line when a signal begins or ends to exceed its limit.
+        log: receives a line when a signal starts or stops exceeding its limit.
         unix_time: seconds since 1970.
     """
 
@@ -117,7 +117,7 @@ class Monitor:
             self._poll()
             self._trouble = ""
         except Exception as error:
-            # An unforeseen error is logged; the monitor must not end.
+            # An unforeseen error is logged; it must not end the monitor.
             text = f"drift: {type(error).__name__}: {error}"
             if text != self._trouble:
                 self.log(text)
@@ -149,7 +149,7 @@ class Monitor:
         """Append the growth since the last page of this server; a new server's first page is the base."""
         page = Snapshot.parse(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S), PREFIXES)
         if self._page:
-            # A server that started since the last poll has counted from zero.
+            # A server that started since the last poll counts from zero.
             growth = page - self._page if record.pid == self._pid else page
             seconds = min(now - self._paged_at, 2 * self.timing.interval_s)
             self.history.add(Slot(now, seconds, growth_of(growth)))
@@ -199,7 +199,7 @@ class Monitor:
 
 
 def watch(monitor: Monitor, stop: threading.Event) -> None:
-    """Poll whenever that is due, until `stop` is set."""
+    """Poll when one is due, until `stop` is set."""
     while not stop.wait(min(CHECK_S, monitor.timing.interval_s)):
         if monitor.is_due():
             monitor.poll()

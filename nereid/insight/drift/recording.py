@@ -21,7 +21,7 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
     name: about.buckets for name, about in {**ROUTE_QUALITY_METRICS, **IMAGE_METRICS}.items() if about.buckets
 }
 PREDICTED, SHADOWS = f"{ROUTE_PREFIX}predicted_total", f"{ROUTE_PREFIX}shadow_requests_total"
-# Of all metrics with signals.
+# Prefixes of all metrics with signals.
 PREFIXES = (
     *(f"{ROUTE_PREFIX}{signal}{BUCKET}" for signal in OUTPUT_SIGNALS),
     *(f"{IMAGE_PREFIX}{signal}{BUCKET}" for signal in INPUT_SIGNALS),
@@ -41,17 +41,17 @@ Growth: TypeAlias = dict[str, dict[str, int]]
 
 
 def route_series(route: str, variant: str, version: str, signal: str) -> str:
-    """Return the name of a series of the responses of a variant."""
+    """Return the series name for a signal of a variant's responses."""
     return SEPARATOR.join(("route", route, variant, version, signal))
 
 
 def image_series(model: str, version: int | str, signal: str) -> str:
-    """Return the name of a series of the images of a model."""
+    """Return the series name for a signal of a model's images."""
     return SEPARATOR.join(("image", model, str(version), signal))
 
 
 def shadow_series(route: str, shadow: str) -> str:
-    """Return the name of the series of outcomes of a shadow."""
+    """Return the series name for a shadow's outcomes."""
     return SEPARATOR.join(("shadow", route, shadow))
 
 
@@ -86,7 +86,7 @@ def _by_name(counts: Mapping[float, float]) -> dict[str, float]:
 
 
 def bucket_name(bound: float) -> str:
-    """Return the name of a bucket, as the metrics page has it."""
+    """Return the name of a bucket, as on the metrics page."""
     return "+Inf" if bound == inf else f"{bound:g}"
 
 
@@ -97,7 +97,7 @@ def histogram(counts: Mapping[str, int], signal: str) -> list[int]:
 
 
 def class_counts(counts: Mapping[str, int], classes: Sequence[int]) -> list[int]:
-    """Return the counts of the classes, and that of all others."""
+    """Return the counts of the classes, and the count of all others."""
     named = [counts.get(str(index), 0) for index in classes]
     return [*named, sum(counts.values()) - sum(named)]
 
@@ -140,7 +140,7 @@ class History:
         return total, covered
 
     def last_growth(self, prefix: str) -> float | None:
-        """Return when a series with this prefix grew last, in Unix time; None if it never did."""
+        """Return when a series with this prefix last grew, in Unix time; None if it never did."""
         for slot in reversed(self.slots):
             if any(
                 series.startswith(prefix) and sum(new.values()) > 0 for series, new in slot.growth.items()
@@ -149,7 +149,7 @@ class History:
         return None
 
     def store(self, folder: Path) -> None:
-        """Write the slots to a run directory, for commands."""
+        """Write the slots to a run directory, for other commands."""
         replace(folder / RECORDING_FILE, msgspec.json.encode(list(self.slots)))
 
     @classmethod

@@ -11,7 +11,7 @@ import numpy as np
 # Added to each bucket of both histograms, so that an empty bucket has a finite score.
 # Source: Jeffreys' prior of a multinomial distribution.
 PRIOR = 0.5
-# Buckets are joined until each has this share of the reference, and this many images of it.
+# Buckets are joined until each has this share of the reference, and this many of its images.
 MIN_SHARE, MIN_IMAGES = 0.025, 5
 # Pairs of histograms that are drawn for a limit. The error of a limit is then about 3 %.
 DRAWS = 2000
@@ -57,13 +57,13 @@ def limit(reference: tuple[int, ...], images: int, risk: float) -> Distance:
 
 
 def rounded_down(images: int) -> int:
-    """Return a size of a window with two digits, for which a limit is computed once; 1,234 becomes 1,200."""
+    """Round a window size down to two digits, so that a limit is computed once; 1,234 becomes 1,200."""
     unit = int(10 ** max(0, len(str(images)) - 2))
     return images // unit * unit
 
 
 def joined(counts: Sequence[int], is_ordered: bool = True) -> list[list[int]]:
-    """Return the groups of buckets that are compared, each a list of places.
+    """Return the groups of buckets that are compared, each a list of indices.
 
     Args:
         counts: histogram of the reference.
@@ -113,7 +113,7 @@ def _distances(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _gamma_quantile(drawn: np.ndarray, risk: float) -> float:
-    """Return the upper quantile of the gamma distribution with the mean and variance of what was drawn.
+    """Return the upper quantile of the gamma distribution with the mean and variance of the drawn values.
 
     Source: Wilson and Hilferty, PNAS 17 (1931): the cube root of such a variable is almost normal.
     """

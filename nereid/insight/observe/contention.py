@@ -1,4 +1,4 @@
-"""Counts of the kernel for the processes of a server: time on a core, waits for one, page faults, limits."""
+"""Kernel counters for a server's processes: time on a core, waits for one, page faults, limits."""
 
 import contextlib
 import time
@@ -57,7 +57,7 @@ def _memory(proc: Path) -> dict[str, int]:
 
 
 def read_cores(proc: Path = PROC) -> dict[int, tuple[int, int]]:
-    """Return the busy and all ticks of each core. Source: proc(5); guests are part of the user's time."""
+    """Return the busy and total ticks of each core. Source: proc(5); guests are part of the user's time."""
     found = {}
     for line in (proc / "stat").read_text().splitlines():
         name, *fields = line.split()
@@ -106,7 +106,7 @@ class Contention:
     """Rates between two moments; `wait_ratio` is the wait for a core per second of work.
 
     `own_cores` and `other_cores` are the cores that the server and all other programs use, of the machine's
-    `cores`. `throttled` is the share of periods in which the control group's limit stopped threads.
+    `cores`. `throttled` is the fraction of periods in which the control group's limit stopped threads.
     """
 
     cores: int
@@ -119,7 +119,7 @@ class Contention:
 
 
 def read(server: int, roots: Collection[int], proc: Path = PROC) -> Counts:
-    """Return the present counters of processes and their descendants."""
+    """Return the current counters of processes and their descendants."""
     processes = {}
     for entry in tree({server, *roots}, proc):
         waited_s = core_wait_s(entry.process.pid, proc) or 0.0
@@ -132,14 +132,14 @@ def read(server: int, roots: Collection[int], proc: Path = PROC) -> Counts:
 
 
 def between(before: Counts, after: Counts) -> Contention:
-    """Return the rates between two moments; a process that began in between counts from its start."""
+    """Return the rates between two moments; a process that started in between counts from its start."""
     seconds = max(after.now_s - before.now_s, 1e-9)
     grown = [
         (counts, before.processes.get(process, ProcessCounts()))
         for process, counts in after.processes.items()
     ]
     ran_s = sum(now.ran_s - then.ran_s for now, then in grown)
-    # Threads that ended take their counts along.
+    # The counts of threads that ended are lost.
     waited_s = sum(max(0.0, now.waited_s - then.waited_s) for now, then in grown)
     switches = sum(max(0, now.switches - then.switches) for now, then in grown)
     return Contention(

@@ -26,7 +26,7 @@ from nereid.server.run_dir import ServerRecord
 
 # nvidia-pytriton does not state its Triton release. An end-to-end test compares with the server's version.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
-# Every stub maps a region of 1 MB that grows with the tensors in flight; Docker gives 64 MB.
+# Every stub maps a region of 1 MB that grows with the tensors in flight; Docker's default is 64 MB.
 MIN_SHM_BYTES = 256 * 2**20
 # Each connection of the gateway is an open file. Many clients that connect together wait to be accepted.
 MIN_FILES, MIN_WAITING = 8192, 1024

@@ -1,4 +1,4 @@
-"""Checks of `nereid doctor` of the GPUs, their driver and packages, and of programs that use them."""
+"""`nereid doctor` checks of the GPUs, their driver and packages, and of programs that use them."""
 
 import os
 import re
@@ -17,11 +17,11 @@ from nereid.server.gpu_profile import Installed
 from nereid.server.nvidia_smi import Device, Gpu, GpuProcess
 
 Status = Literal["ok", "note", "fail"]
-# The first use of a GPU after a start of the machine takes seconds, and ONNX Runtime loads 1 GB of libraries.
+# The first use of a GPU after a boot takes seconds, and ONNX Runtime loads 1 GB of libraries.
 PROBE_S = 60.0
 MODULE = "nereid.insight.observe.gpu_probe"
 MISSING_LIBRARY = re.compile(r"\b(lib[\w+-]+\.so[.\d]*): cannot open shared object file")
-# Last lines of a program that are not its reason.
+# Last lines of a program that do not give the reason.
 NOISE = re.compile(r"^\s|^\d{4}-\d\d-\d\d .*\[W:|^Traceback|^$")
 COLORS = re.compile(r"\x1b\[[\d;]*m")
 # The programs of `gpu_probe`, and the names of their checks.
@@ -58,7 +58,7 @@ class Finding:
 
 
 def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Finding]:
-    """Run all programs, with the environment of a server; yield their findings."""
+    """Run all programs in a server's environment; yield their findings."""
     for probe in PROBES:
         yield (outcome := run(probe, environment, cuda))
         if probe == "cupy" and outcome.status != "ok":  # the program for nvImageCodec needs CuPy, too
@@ -68,7 +68,7 @@ def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Find
 def run(probe: str, environment: Mapping[str, str], cuda: int, limit_s: float = PROBE_S) -> Finding:
     """Run a program in a process of its own, for at most `limit_s` seconds."""
     words = [sys.executable, "-P", "-m", MODULE, probe]
-    # Otherwise CuPy may find the kernel on the disk, and not compile it.
+    # Otherwise CuPy may find the kernel on disk instead of compiling it.
     variables = {**environment, "CUPY_CACHE_IN_MEMORY": "1"}
     status, output = run_within(words, limit_s, variables)
     return finding(PROBES[probe], status, output, limit_s, cuda)
@@ -169,7 +169,7 @@ def examine(
 
 
 def about_gpus(readings: Readings, installed: Installed, servers: Collection[int]) -> Iterator[Finding]:
-    """Yield the findings that need no library of CUDA."""
+    """Yield the findings that need no CUDA library."""
     for gpu in readings.gpus:
         yield _gpu(gpu, installed.cuda)
     yield _driver(readings, installed)

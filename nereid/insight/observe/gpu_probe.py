@@ -1,6 +1,6 @@
 """Programs that use the GPU as a server does, each run in a process of its own: `python -m … NAME`.
 
-A library of CUDA may end its process or never return. The last line of the output is the result.
+A CUDA library may end its process or never return. The last line of the output is the result.
 """
 
 import sys
@@ -13,7 +13,7 @@ KERNEL = """extern "C" __global__ void twice(float* values) { values[threadIdx.x
 
 
 def use_provider(name: str = "CUDAExecutionProvider") -> str:
-    """Run a network with convolutions by a provider of ONNX Runtime; CUDA's needs cuDNN and cuBLAS."""
+    """Run a network with convolutions on an ONNX Runtime provider; CUDA's needs cuDNN and cuBLAS."""
     import numpy as np
     import onnxruntime
 
@@ -30,7 +30,7 @@ def use_provider(name: str = "CUDAExecutionProvider") -> str:
 
 
 def use_cupy() -> str:
-    """Compile a kernel with NVRTC, and run it on memory of the GPU."""
+    """Compile a kernel with NVRTC, and run it on GPU memory."""
     import cupy
 
     values = cupy.arange(4, dtype=cupy.float32)

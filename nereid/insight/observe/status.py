@@ -128,7 +128,7 @@ def _instances(record: ServerRecord | None, name: str, document: Mapping[str, An
     try:
         bounds = read_bounds(document)
         return f"{Control(record).instances(name).count} of {bounds}" if record and bounds else ""
-    except (OperationFailed, InvalidConfig):  # the server ends, or `nereid check` has the reason
+    except (OperationFailed, InvalidConfig):  # the server is stopping, or `nereid check` gives the reason
         return ""
 
 
@@ -144,7 +144,7 @@ def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]
 def _server(record: ServerRecord, trouble: str) -> ServerStatus:
     uptime_s = round(stub_processes.uptime_s(record.pid) or 0.0, 1)
     memory = memory_bytes(record.pid)
-    # The port of HTTP is unknown if the command line has named the server.
+    # The HTTP port is unknown if the server was named on the command line.
     ports = {name: port for name, port in record.all_ports.items() if port}
     return ServerStatus(record.pid, record.host, ports, record.profile, uptime_s, memory, trouble)
 
@@ -165,5 +165,5 @@ def _traffic(repository: Path, name: str, document: Mapping[str, Any]) -> Mappin
         return {}
     try:
         return shares(read_state(find_route(repository, name)).route())
-    except (OperationFailed, InvalidConfig, OSError):  # `nereid route show` has the reason
+    except (OperationFailed, InvalidConfig, OSError):  # `nereid route show` gives the reason
         return {}

@@ -42,7 +42,7 @@ MODELLESS = {"model": ""}
 
 @dataclass(frozen=True, slots=True)
 class TopServer:
-    """The server; `not_ready` has the reasons by part, and `trouble` why it does not respond."""
+    """The server; `not_ready` gives the reasons by part, and `trouble` why it does not respond."""
 
     pid: int
     host: str
@@ -82,7 +82,7 @@ class Reading:
     Args:
         read_s: when its page was read, in monotonic seconds.
         page: Triton's metrics; None if the server does not respond.
-        usage: of its processes; empty for a server that the command line has named.
+        usage: of its processes; empty for a server named on the command line.
     """
 
     read_s: float
@@ -107,7 +107,7 @@ class TopReader:
         if record is None:
             return Reading(time.monotonic(), None, None, (), None, (), {}, {})
         page, trouble = _read_page(record.url("metrics"))
-        read_s, usage = time.monotonic(), _usage(record)  # the health check may take long
+        read_s, usage = time.monotonic(), _usage(record)  # the health check may take a while
         gateways = run_dir.find_gateways(self._base, self.repository) if record.pid else []
         return Reading(
             read_s,
@@ -188,7 +188,7 @@ def _usage(record: ServerRecord) -> Sequence[Usage]:
 
 
 def _read_routes(repository: Path) -> dict[str, Route]:
-    """Return the routes whose files can be read; `nereid check` has the reasons of the others."""
+    """Return the routes whose files can be read; `nereid check` gives the reasons for the others."""
     found = {}
     with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
         for location in find_routes(repository):
@@ -198,7 +198,7 @@ def _read_routes(repository: Path) -> dict[str, Route]:
 
 
 def _read_rollouts(repository: Path) -> dict[str, TopRollout]:
-    with contextlib.suppress(OperationFailed, OSError):  # `nereid rollout status` has the reason
+    with contextlib.suppress(OperationFailed, OSError):  # `nereid rollout status` gives the reason
         return {
             route: TopRollout(state.plan.candidate, state.phase, state.step_name, state.share)
             for route, state in active_rollouts(repository).items()
@@ -219,7 +219,7 @@ class TopGpu:
 
 @dataclass(frozen=True, slots=True)
 class TopMachine:
-    """The machine: the busy share of each core, and the limits of the server's control groups."""
+    """The machine: the busy fraction of each core, and the limits of the server's control groups."""
 
     cores_busy: Sequence[float]
     load: Sequence[float]
@@ -234,8 +234,8 @@ class TopMachine:
 class TopVariant:
     """One variant of a route.
 
-    `weight` is the one of the route file, `expected_share` its part of all weights. `requests_per_s` counts
-    each attempt on the variant, and `share` is its part of all attempts.
+    `weight` is from the route file, `expected_share` its fraction of all weights. `requests_per_s` counts
+    each attempt on the variant, and `share` is its fraction of all attempts.
     """
 
     name: str
@@ -333,7 +333,7 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A page, and the growth of its counters in some seconds."""
+    """A page, and the growth of its counters over some seconds."""
 
     page: Snapshot
     growth: Snapshot
@@ -352,7 +352,7 @@ def measure(before: Reading, after: Reading) -> Top:
     if before.server and is_restarted:
         notes = [f"tritonserver restarted: pid {before.server.pid} became {after.server.pid}"]
     if before.page and after.page:
-        # The counts of a server that started in between are all from this time.
+        # All counts of a server that started in between belong to this interval.
         growth = after.page if is_restarted else after.page - before.page
         interval = Interval(after.page, growth, seconds)
     processes = Cpu(before.usage, after.usage, seconds)
@@ -369,14 +369,14 @@ def measure(before: Reading, after: Reading) -> Top:
 
 
 class Cpu:
-    """The use of processes between two readings; the time of a new process counts from its start."""
+    """The usage of processes between two readings; the time of a new process counts from its start."""
 
     def __init__(self, before: Iterable[Usage], after: Sequence[Usage], seconds: float) -> None:
         self._earlier_s = {usage.process: usage.cpu_s for usage in before}
         self._after, self._seconds = after, seconds
 
     def of(self, name: str, version: int | None = None) -> TopProcess:
-        """Return the use of the processes of a name, or of one version of a model."""
+        """Return the usage of the processes of a name, or of one version of a model."""
         found = [usage for usage in self._after if usage.name == name and version in (None, usage.version)]
         spent_s = sum(usage.cpu_s - self._earlier_s.get(usage.process, 0.0) for usage in found)
         percent = 100 * spent_s / self._seconds

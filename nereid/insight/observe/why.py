@@ -16,15 +16,15 @@ from nereid.server.run_dir import ServerRecord
 from nereid.tasks import TASKS
 
 Line = Mapping[str, Any]
-# The slow requests are this share, and the typical ones those around the median.
+# This fraction of requests counts as slow; the typical ones are those around the median.
 SLOW_SHARE, TYPICAL = 0.05, (0.4, 0.6)
 MIN_SLOW = 3
-# Shares from which something is reported as the cause.
+# Minimum fractions for reporting something as the cause.
 FAILED_SHARE, WAIT_SHARE, WAIT_RATIO, OTHER_CORES_SHARE, VARIANT_SHARE = 0.05, 0.25, 0.5, 0.3, 0.8
 # A variant that serves more of all requests serves most of the slow ones by chance.
 MAX_USUAL_SHARE = 0.6
 SLOWER = 1.5
-# Below, the server is idle: the present counts say nothing about past requests.
+# Below this, the server is idle, and the current counts say nothing about past requests.
 IDLE_CORES = 0.1
 
 MEANINGS = {
@@ -125,7 +125,7 @@ def explain(lines: Sequence[Line], contention: Contention, objective_ms: float =
 
     Args:
         lines: lines of requests.
-        contention: present counts of the kernel.
+        contention: the kernel's current counts.
         objective_ms: time within which 99 % of the requests are fast enough; 0 for none.
     """
     outcomes = Counter(_outcome(each) for each in lines)
@@ -163,7 +163,7 @@ def _cause(
     slow: Sequence[Line],
     contention: Contention,
 ) -> tuple[str, str, str]:
-    """Return the cause, in words, and the next step; the first that applies, most severe first."""
+    """Return the cause, in words, and the next step; the most severe one that applies."""
     if not lines:
         return "", "no requests in this time", "send one: nereid classify photo.jpg"
     failed = outcomes.most_common(1)
@@ -242,7 +242,7 @@ def _wait(lines: Sequence[Line]) -> float:
 
 
 def _dominant(lines: Sequence[Line], slow: Sequence[Line]) -> str:
-    """Return the variant of nearly all slow requests, if it serves fewer of all requests."""
+    """Return the variant of nearly all slow requests, if it serves a smaller part of all requests."""
     ((name, count),) = Counter(each.get("variant", "") for each in slow).most_common(1) or [("", 0)]
     share = sum(each.get("variant", "") == name for each in lines) / max(1, len(lines))
     is_dominant = name and count >= VARIANT_SHARE * len(slow) and share <= MAX_USUAL_SHARE
@@ -250,7 +250,7 @@ def _dominant(lines: Sequence[Line], slow: Sequence[Line]) -> str:
 
 
 def recorded_requests(record: ServerRecord, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
-    """Yield the line of each request that `nereid serve` recorded; damaged records are left out.
+    """Yield the line of each request that `nereid serve` recorded; damaged records are skipped.
 
     Args:
         since_s: only requests that ended after this Unix time, in seconds.

@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 WARM_UP_S = 0.2
 # Requests that are in flight at the end fail after this long.
 DRAIN_S = 20.0
-# The start of a process, on a busy machine.
+# Time for a process to start on a busy machine.
 START_S = 30.0
 # The status of a request without a response.
 LOST = 0
@@ -44,7 +44,7 @@ class LoadFailed(SystemExit):
 
 
 class Response(NamedTuple):
-    """One request: its begin, its end, and its HTTP status.
+    """One request: its start, its end, and its HTTP status.
 
     Times are in seconds of the monotonic clock. The status is `LOST` without a response.
     """
@@ -87,12 +87,12 @@ async def send_repeatedly(
     is_over: Callable[[], bool],
     record: Callable[[float, float, T], None],
 ) -> None:
-    """Send one request after the other until `is_over`: one caller of a closed loop.
+    """Send one request after another until `is_over`: one caller of a closed loop.
 
     Args:
-        opened: gives a connection, as a function that sends a request. A connection that cannot send
+        opened: opens a connection, as a function that sends a request. A connection that cannot send
             another one is replaced.
-        record: takes begin and end (seconds, monotonic clock) and the outcome of each request.
+        record: receives start and end (seconds, monotonic clock) and the outcome of each request.
     """
     while not is_over():
         async with opened() as send:

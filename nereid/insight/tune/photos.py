@@ -1,4 +1,4 @@
-"""The photos of all measurements, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
+"""The photos for all measurements, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
 
 import io
 from collections.abc import Sequence

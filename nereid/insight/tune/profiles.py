@@ -51,8 +51,8 @@ def tunable(repository: Path, model: str, profile: str) -> Tunable:
     """Return the config of a model for tuning.
 
     Raises:
-        WrongUsage: the model does not exist, or only calls other models; the message has the alternatives.
-        OperationFailed: a profile `tuned` exists that `nereid tune` has not written.
+        WrongUsage: the model does not exist, or only calls other models; the message lists the alternatives.
+        OperationFailed: a profile `tuned` exists that `nereid tune` did not write.
     """
     documents = configs(repository, profile)
     if model not in documents:

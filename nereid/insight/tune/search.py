@@ -20,7 +20,7 @@ from nereid.tasks.task import SERVED
 # The results of one measurement of a candidate, by concurrency.
 Loads: TypeAlias = Mapping[int, Load]
 Kind = Literal["throughput", "latency"]
-# One point of the space, in the order of its names; the empty one is the present config.
+# One point of the space, in the order of its names; the empty one is the current config.
 Candidate: TypeAlias = tuple[tuple[str, int], ...]
 Space: TypeAlias = Mapping[str, tuple[int, ...]]
 DEFAULT: Candidate = ()
@@ -33,9 +33,9 @@ RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
 RUN_SIZES = (0, 1, 2, 4, 8)
 # `max_batch_size` is never lowered, since clients may rely on it; batches below this size cost throughput.
 USUAL_ROWS = 8
-# Seconds at each concurrency of the first measurements; every halving doubles the time of a candidate.
+# Seconds at each concurrency of the first measurements; every halving doubles the time per candidate.
 FIRST_S, DUEL_S = 1.0, 2.0
-# The share of the time for the duel, its limit if that share is too short, and the numbers of rounds.
+# The fraction of the time for the duel, its limit if that share is too short, and the numbers of rounds.
 DUEL_SHARE, MAX_DUEL_SHARE = 1 / 3, 0.7
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
 # The number of candidates, and the share of the search's time for their first measurements.
@@ -182,7 +182,7 @@ def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[i
 
 
 class NotMeasured(Exception):
-    """A candidate cannot be loaded, or fails requests; the message has the reason."""
+    """A candidate cannot be loaded, or fails requests; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Search:
             NotMeasured.
         concurrency_count: the number of concurrencies at which a candidate is loaded.
 
-    `seen` has the last measurement of each candidate, `failures` the reason why a candidate has none.
+    `seen` holds the last measurement of each candidate, `failures` the reason why a candidate has none.
     """
 
     measure: Measure
@@ -246,11 +246,11 @@ class Search:
     report: Callable[[str], None] = lambda line: None
     seen: dict[Candidate, Loads] = field(default_factory=dict)
     failures: dict[Candidate, str] = field(default_factory=dict)
-    # Time of the last measurements beyond their seconds of load.
+    # Time that the last measurements took beyond their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
 
     def run(self, draw: Callable[[int], list[Candidate]]) -> tuple[Candidate, Duel]:
-        """Search for the best candidate; returns it with its duel against the default.
+        """Search for the best candidate; return it with its duel against the default.
 
         Args:
             draw: returns at most the given number of candidates.
@@ -270,7 +270,7 @@ class Search:
         return ranked[0], self._duel(ranked[0])
 
     def _halve(self, candidates: list[Candidate], until_s: float) -> list[Candidate]:
-        """Measure the candidates, then the better half again for twice as long; returns the best first.
+        """Measure the candidates, then the better half again for twice as long; return the best first.
 
         The time of a measurement is unknown in advance: a bad default may be far slower than the others.
         """
@@ -292,7 +292,7 @@ class Search:
             ranked = measured[: math.ceil(len(measured) / 2)]
             if len(measured) <= 2:
                 return measured
-        raise AssertionError  # the loop ends by itself
+        raise AssertionError  # the loop ends on its own
 
     def _rounds(
         self, candidates: Sequence[Candidate], count: int, seconds: float, until_s: float
@@ -334,7 +334,7 @@ class Search:
         return Duel(default, twin, other)
 
     def _duel_s(self) -> float:
-        """Return the seconds of each load that leave time for enough rounds."""
+        """Return the load duration in seconds that leaves time for enough rounds."""
         rounds = MIN_ROUNDS + 2
         each_s = (self.deadline_s - self.clock()) / (3 * rounds)
         return min(DUEL_S, max(FIRST_S, (each_s - max(self.overheads_s)) / self.concurrency_count))
@@ -356,7 +356,7 @@ class Search:
 
 
 def _budget(rung: int) -> tuple[int, float]:
-    """Return rounds and seconds of each; together they are twice those of the rung before."""
+    """Return rounds and seconds of each; together they are twice those of the previous rung."""
     return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
 
 

@@ -27,8 +27,8 @@ from nereid.server.ports import Ports, free_ports
 
 LOAD_S, MIN_LOAD_S, POLL_S = 60.0, 1.0, 0.02
 TO_IMAGES = {"Inference-Header-Content-Length": "0"}
-# A tensor with at least this number of dims has a picture. An open side gets a size that networks with
-# strides up to 64 take; PP-OCR trains recognisers with lines of this width.
+# A tensor with at least this number of dims holds an image. An open side gets a size that networks with
+# strides up to 64 accept; PP-OCR trains recognisers with lines of this width.
 PICTURE_DIMS, OPEN_SIDE_PX = 3, 320
 
 
@@ -62,7 +62,7 @@ class TrialServer:
         self._plain = copy / tuned.model / PLAIN
         self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
         self._requests: list[Path] = []
-        # The models to which it sends requests have their configs of the profile, too.
+        # The models to which it sends requests also have their configs from the profile.
         profiles.write(copy, profiles.tunable(copy, tuned.model, tuned.profile), {}, "", ())
         self._write(tuned.text)
         ports = Ports(*free_ports(3))

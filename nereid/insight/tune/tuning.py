@@ -32,7 +32,7 @@ Verdict = Literal["better", "kept", "infeasible"]
 MORE_TIME = "fix: more --minutes, or fewer values of --concurrency"
 PACKAGES = ("uvloop", "httptools")
 CONCURRENCIES = (1, 8, 32)
-# The part of the time that is reserved for stopping the server.
+# The fraction of the time that is reserved for stopping the server.
 STOP_S = 5.0
 Progress = Callable[[str], None]
 
@@ -137,7 +137,7 @@ class TuneReport:
         return ", ".join(f"{name} {value}" for name, value in changed)
 
     def points(self) -> list[Point]:
-        """Return the Pareto front, the default and the best candidate, by falling rate."""
+        """Return the Pareto front, the default and the best candidate, by decreasing rate."""
         points = pareto_front(self.seen)
         for candidate in (DEFAULT, self.best):
             loads = self.seen.get(candidate, {})
@@ -152,7 +152,7 @@ class TuneReport:
         return "default" if candidate == DEFAULT else "chosen" if self.is_chosen(candidate) else ""
 
     def is_chosen(self, candidate: Candidate) -> bool:
-        """Check whether a candidate replaces the default."""
+        """Return whether a candidate replaces the default."""
         return candidate == self.best and self.verdict == "better"
 
     def document(self) -> dict[str, Any]:
@@ -258,10 +258,10 @@ def run_search(
     environment: Mapping[str, str],
     progress: Progress,
 ) -> TuneReport:
-    """Measure candidates on a server of its own until the time is over.
+    """Measure candidates on a server of its own until the time is up.
 
     Raises:
-        OperationFailed: the present config cannot be measured.
+        OperationFailed: the current config cannot be measured.
     """
     # Imported here: the module needs the packages of the extra `load`.
     from nereid.insight.tune.trial import TrialServer
@@ -291,7 +291,7 @@ def run_search(
 
 
 def write(options: TuneOptions, tuned: Tunable, report: TuneReport, progress: Progress) -> list[str]:
-    """Write the profile `tuned`; returns the models in it.
+    """Write the profile `tuned`; return the models in it.
 
     Raises:
         OperationFailed: the profile cannot be written.
@@ -305,7 +305,7 @@ def write(options: TuneOptions, tuned: Tunable, report: TuneReport, progress: Pr
 
 
 def concurrencies(text: str | None) -> tuple[int, ...] | None:
-    """Parse a list with commas; None stays None.
+    """Parse a comma-separated list; None stays None.
 
     Raises:
         ValueError: a concurrency is not a positive whole number.

@@ -1,1 +1,1 @@
-"""Changes of what a server serves: add, publish, roll back, retire."""
+"""Changes to what a server serves: add, publish, roll back, retire."""

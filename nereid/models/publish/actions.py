@@ -1,6 +1,6 @@
 """Actions on a model repository, each of which can be repeated and undone.
 
-If some actions are done, a recovery repeats all of them or undoes all of them. Their order keeps the
+If only some actions were carried out, recovery repeats or undoes all of them. Their order keeps the
 repository loadable for a server that starts at any moment.
 """
 
@@ -43,16 +43,15 @@ PROBE = {PROBE_HEADER: "1"}
 
 
 class VariantInUse(OperationFailed):
-    """Requests are sent to a variant that is to be removed."""
+    """A variant to be removed still receives requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """The repository of an operation, its staging folder, and the running server.
 
-    `staging` contains `new` (what comes into the repository), `old` (what was taken out), `aside` (what is
-    being replaced) and `before` (files in their former state). `record` is None if no server runs. `report`
-    receives progress lines.
+    `staging` contains `new` (to be installed), `old` (taken out), `aside` (being replaced) and `before`
+    (files in their former state). `record` is None if no server runs. `report` receives progress lines.
     """
 
     repository: Path
@@ -95,8 +94,8 @@ class Install(Struct, frozen=True, tag=True):
     def undo(self, workspace: Workspace) -> None:
         """Move the path out of the repository atomically, and unload it from a server that has loaded it.
 
-        Staged files were never installed: a path of that name in the repository is not ours, and stays. So
-        does one that `SetAside` has put back.
+        Files that are still staged were never installed: a path of that name in the repository is not ours,
+        and stays, as does one that `SetAside` has put back.
         """
         source, target = workspace.repository / self.path, workspace.staging / "old" / self.path
         if (workspace.staging / "new" / self.path).exists() or (workspace.staging / BACK).exists():
@@ -112,13 +111,13 @@ class Install(Struct, frozen=True, tag=True):
 
 
 class SetAside(Struct, frozen=True, tag=True):
-    """Move models that are replaced out of the repository; they are deleted when the operation is done.
+    """Move replaced models out of the repository; they are deleted when the operation is done.
 
-    It precedes the actions that install their successors, and is undone after those.
+    It precedes the actions that install their successors, and is undone after them.
 
     Args:
-        models: in the order of their loading; the last one is the public name.
-        files: those of its route.
+        models: in load order; the last one is the public name.
+        files: its route's files.
     """
 
     models: tuple[str, ...]
@@ -135,7 +134,7 @@ class SetAside(Struct, frozen=True, tag=True):
             source, target = workspace.repository / path, workspace.staging / ASIDE / path
             if source.exists():
                 if target.exists():
-                    continue  # a successor has its place
+                    continue  # a successor has taken its place
                 files.move(source, target)
             if path in self.models and workspace.control:
                 workspace.control.unload(path)
@@ -160,15 +159,15 @@ class SetAside(Struct, frozen=True, tag=True):
         try:
             control.load(model)
             _wait(lambda: model in control.ready_versions(), f"cannot load '{model}': it is not ready")
-        except Refused as error:  # perhaps it never loaded, and is being replaced because of that
+        except Refused as error:  # perhaps it never loaded, and is being replaced for that reason
             workspace.report(f"{model}: cannot be loaded again: {error}; fix: nereid reload {model}")
 
 
 class Policy(Struct, frozen=True, tag=True):
     """Add a version to `version_policy` in config.pbtxt and in the configs of all profiles.
 
-    Files with the policy `all` stay unchanged: Triton 24.10 reloads every version in the background when a
-    config changes that is not in use.
+    Files with the policy `all` stay unchanged, because Triton 24.10 reloads every version in the background
+    when a config that is not in use changes.
     """
 
     model: str
@@ -252,11 +251,11 @@ class Warm(Struct, frozen=True, tag=True):
             workspace.report(f"{self.model}: version {self.version} is warm, tried with {sizes}")
 
     def undo(self, workspace: Workspace) -> None:
-        """Do nothing: a request leaves no trace."""
+        """Do nothing: requests have no lasting effect."""
 
 
 class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
-    """Add a variant to a route, perhaps as its first fallback: version 1 of a pinned model."""
+    """Add a variant to a route, optionally as its first fallback: version 1 of a pinned model."""
 
     route: str
     name: str
@@ -269,7 +268,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         self._change(workspace, self.added)
 
     def undo(self, workspace: Workspace) -> None:
-        """Remove the variant, giving requests that chose it time; VariantInUse if it has other traffic."""
+        """Remove the variant once requests that chose it had time; VariantInUse if it has other traffic."""
         if (workspace.repository / self.route).exists():
             self._change(workspace, self.removed)
             if workspace.server:
@@ -280,7 +279,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
 
     def added(self, present: RouteState) -> Proposal:
-        """Return the route with the variant and the default one's deadline, before the other fallbacks."""
+        """Return the route with the variant, with the default's deadline and ahead of other fallbacks."""
         route = present.route()
         if any(variant.model == self.model for variant in route.variants):
             return Proposal(route, "")
@@ -310,7 +309,7 @@ Action = Install | SetAside | Policy | LoadVersion | Warm | AddVariant
 
 
 def _is_used(workspace: Workspace, control: Control, model: str) -> bool:
-    """Return whether the server's profile uses a model, or the server has it anyway."""
+    """Return whether the server's profile uses a model, or the server has loaded it anyway."""
     profile = workspace.record.profile if workspace.record else ""
     return model not in hidden_models(workspace.repository, profile) or model in control.ready_versions()
 
@@ -333,7 +332,7 @@ def _wait(is_done: Callable[[], bool], failure: str) -> None:
 
 
 def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback: bool) -> str:
-    """Return why requests can reach a variant; empty if it has only its first `weight`."""
+    """Return why requests can reach a variant; empty if it has only its initial `weight`."""
     if variant.weight != weight:
         return (
             f"expected weight {weight:g}, got {variant.weight:g}; "
@@ -347,7 +346,7 @@ def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback
 
 
 def checked_route(route: Route) -> Route:
-    """Return the route if a file may contain it; the `replace` of msgspec does not validate."""
+    """Return the route if a file may contain it; msgspec's `replace` does not validate."""
     try:
         return parse_route(msgspec.json.encode(route))
     except InvalidConfig as error:
@@ -357,10 +356,10 @@ def checked_route(route: Route) -> Route:
 def warm(record: ServerRecord, folder: Path, version: int) -> int:
     """Send a model one batch of every size; return the largest size.
 
-    A model that takes one image per request gets as many requests at the same time instead. OperationFailed:
+    A model that takes one image per request gets as many concurrent requests instead. OperationFailed:
     a request fails, or an output has values that are not finite.
     """
-    import tritonclient.grpc  # commands that load nothing would wait for it
+    import tritonclient.grpc  # slow to import, and commands that load nothing do not need it
 
     config = ModelConfig.from_file(folder, version)
     with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
@@ -374,7 +373,7 @@ def warm(record: ServerRecord, folder: Path, version: int) -> int:
 
 
 def takes_one(config: ModelConfig) -> bool:
-    """Return whether a request has one image: such a model returns as many rows as it finds."""
+    """Return whether requests carry one image, because the model returns as many rows as it finds."""
     texts = [tensor for tensor in config.inputs if tensor.name == IMAGE and tensor.datatype == "TYPE_STRING"]
     return bool(texts) and any(output.dims[:1] == (-1,) for output in config.outputs)
 

@@ -62,9 +62,9 @@ class AddRequest:
         activation, size, output, head, last_step: as in `NetworkChoices`.
         profiles: hardware profiles to write configs for.
         instances: processes of the pinned model on a CPU; None for as many as fit the machine.
-        images: photos whose results are shown; () for those of the task.
-        is_replacing: whether models of that name are replaced; without any, the model is only added.
-        preview: PNG file to write, with what the network sees of the photos.
+        images: photos whose results are shown; () for the task's own.
+        is_replacing: whether to replace models of that name; if there are none, the model is just added.
+        preview: PNG file to write, showing the photos as the network sees them.
         task: name of the task; empty to find it from the file.
     """
 
@@ -97,14 +97,14 @@ class AddProposal:
 
     Args:
         about: rows for the screen: a word, and what the network returns.
-        parameters_from: origin of those that the request does not contain; empty if there are none.
-        value_range: smallest and largest number that the network receives for the photos; None without
-            a preprocessing of its own.
+        parameters_from: origin of the parameters missing from the request; empty if there are none.
+        value_range: smallest and largest number that the network receives for the photos; None if it has no
+            preprocessing of its own.
         labels: class names, or characters; empty if there are none.
         changes: what is changed in the file, one sentence each.
         processes, memory_bytes: what a server with the profile `cpu` needs.
         results: what was found, by image; the intake formats it.
-        models: those behind the route, in the order of their loading.
+        models: the models behind the route, in load order.
         shared: default models that are also used and already in the repository.
     """
 
@@ -140,7 +140,7 @@ def add(
         request: the file and its properties.
         record: the running server, if there is one.
         report: receives a line per step.
-        confirm: decides about the examined network, before anything has changed.
+        confirm: decides whether to add the examined network, before anything has changed.
 
     Raises:
         WrongUsage: the request does not fit the file, or the name is taken.
@@ -159,14 +159,14 @@ def add(
             repository = staged.workspace.repository
             old = find_parts(repository, request.name) if request.is_replacing else Parts(())
             if not request.is_replacing:
-                # Only some tasks have a preprocess model, so it is checked when it is written for certain.
+                # Only some tasks have a preprocess model, so it is checked once it is certainly written.
                 _check_free(repository, (names.route, names.pinned, names.network), names.route)
             proposal = StagedAddition(request, names, staged).propose()
             if not request.is_replacing:
                 _check_free(repository, proposal.models, names.route)
             if not confirm(proposal):
                 raise Declined(f"'{request.name}' was not added")
-        # The old models leave only now, as the new ones were examined and accepted.
+        # The old models are removed only now that the new ones were examined and accepted.
         locked.commit(staged, _actions(proposal.models, names, old.without(proposal.shared)))
         return Published(names.network, 1, (names.pinned,), proposal.report, time.monotonic() - start)
 
@@ -269,7 +269,7 @@ class StagedAddition:
         self._images = tuple(dict.fromkeys(request.images or intake.input.samples))
 
     def _is_claimed(self, task: str, content: bytes) -> bool:
-        """Change to a task that claims the outputs, unless the user or the file says that they are scores."""
+        """Switch to a task that claims the outputs, unless the user or the file says that they are scores."""
         request, facts = self._request, self._facts
         is_told = request.task or facts.task or request.labels or facts.labels or request.activation != "auto"
         if not task or is_told or self._intake.name != DEFAULT.name:
@@ -335,7 +335,7 @@ class StagedAddition:
         return self._intake.settings(self._facts, signature, adapted.outputs, self._choices)
 
     def _labels(self, classes: int) -> tuple[tuple[str, ...], str]:
-        """Return the labels and their origin; labels from the metadata that do not fit are left out."""
+        """Return the labels and their origin; labels from the metadata that do not fit are ignored."""
         path, (labels, origin) = self._request.labels, self._intake.input.labels(self._facts)
         if path:
             labels, origin = read_lines(path, classes), f"'{path.name}'"
@@ -395,11 +395,11 @@ class StagedAddition:
         return models
 
     def _examine(self, notes: Sequence[str]) -> Measurements:
-        """Check the files as a server would, and examine the network; `notes` precede those of the report."""
+        """Check the files as a server would, and examine the network; `notes` precede the report's own."""
         if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
             first = {
                 failure.found: failure for failure in reversed(failures)
-            }  # several files may have one fault
+            }  # several files may share a fault
             raise OperationFailed(
                 "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
             )
@@ -424,7 +424,7 @@ class StagedAddition:
         candidate.write_checksums(self._version, request.source, self._user)
 
     def _cost(self, measured: Measurements) -> tuple[int, int]:
-        """Return the processes of a server with the profile `cpu`, and their memory in bytes."""
+        """Return the number of processes of a server with the profile `cpu`, and their memory in bytes."""
         name, kind = self._request.name, self._intake.input
         own_bytes = {name: kind.instance_bytes(0)} if kind.is_reader else {}
         alone = fitting.counts({name: 1.0}, fitting.Machine.present(), own_bytes)
@@ -446,7 +446,7 @@ class StagedAddition:
 
 
 def _once(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that reports each line once, as a network may be examined again with other files."""
+    """Return a function that reports each line once, because a network may be reexamined with other files."""
     lines: set[str] = set()
 
     def report_new(line: str) -> None:

@@ -18,15 +18,15 @@ DESCRIPTION = "description.json"
 
 
 class Description(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the network of a version comes from.
+    """The origin of a version's network.
 
     Args:
         source: name of the user's ONNX file or folder.
         sha256: digest of that ONNX file, before the changes.
-        output: the output with the scores; empty for the only one. The next version gets the same.
-        activation: function to append, or `auto` to decide after a run. The next version gets the same.
+        output: the output with the scores; empty if it is the only one. The next version uses the same.
+        activation: function to append, or `auto` to decide after a run. The next version uses the same.
         changes: what was changed in the file, one sentence each.
-        task: of the network, which decides how the next version is changed.
+        task: the network's task, which decides how the next version is changed.
         head: layout of a detector's outputs; empty for other networks.
     """
 
@@ -64,13 +64,13 @@ LABELS = "labels.txt"
 
 
 def stage(source: Path, version_folder: Path, filename: str) -> None:
-    """Copy an ONNX file, or the one in a folder, and its external data into a new version folder.
+    """Copy an ONNX file (given itself or by its folder) and its external data into a new version folder.
 
     Raises:
         WrongUsage: the file or folder does not exist, or does not contain exactly one network.
         OperationFailed: it is not ONNX, or its external data is missing or has a reserved name.
     """
-    # External data is next to the file itself, not its link.
+    # External data is next to the file itself, not next to a link to it.
     network = network_file(source, filename).resolve()
     file = onnx_file.read(network)
     onnx_file.check_external_data(file)
@@ -88,7 +88,7 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
 
 
 def check_labels(source: Path, folder: Path) -> None:
-    """Reject a folder whose labels differ from those of the model."""
+    """Reject a folder whose labels differ from the model's."""
     theirs, ours = source / LABELS, folder / LABELS
     if not theirs.is_file() or not ours.is_file():
         return

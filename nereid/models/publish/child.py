@@ -1,4 +1,4 @@
-"""A separate process for code that may crash on a user's network, or never end.
+"""A separate process for code that may crash on a user's network, or never finish.
 
 The child reads one request from stdin. It writes JSON lines to stdout: `{"progress": …}` for each step, then
 its result under another key.
@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from nereid.base.processes import PR_SET_PDEATHSIG
 
-# Of its stderr, whose last line is the reason of a crash.
+# Kept of its stderr, whose last line is the reason for a crash.
 MAX_ERROR_BYTES = 4096
-# Secrets of clients, which no network needs to see.
+# Client secrets, which no network needs to see.
 SECRETS = frozenset({"NEREID_KEY"})
 Write = Callable[[str, object], None]
 
@@ -32,7 +32,7 @@ class NoResult(Exception):
 
     Args:
         status: its exit status; negative for a signal.
-        is_late: whether it was killed because it exceeded the time.
+        is_late: whether it was killed for exceeding the time limit.
         last: its last step.
         output: the last line that it wrote to stderr.
     """
@@ -57,7 +57,7 @@ def run(
         progress: receives each step.
 
     Raises:
-        NoResult: it crashed, or exceeded the time.
+        NoResult: it crashed, or exceeded the time limit.
     """
     with tempfile.TemporaryFile() as errors, _process(module, errors) as process:
         start, timer = time.monotonic(), threading.Timer(timeout_s, _kill, (process,))
@@ -107,7 +107,7 @@ def _read_results(
     """Return the result, None if there is none, and the last step."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it has already ended; its status has the reason
+    with contextlib.suppress(BrokenPipeError):  # it has already exited; its status tells why
         process.stdin.write(request)
         process.stdin.close()
     last = "starting"
@@ -131,7 +131,7 @@ def main(module: str, parent: int) -> None:
         parent: process id of the command; this process ends with it.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the command has already ended
+    if os.getppid() != parent:  # the command has already exited
         return
     with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as out:
         os.dup2(2, 1)  # output of libraries must not reach the results

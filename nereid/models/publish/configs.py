@@ -16,7 +16,7 @@ VERSION = {"specific": {"versions": [1]}}
 # A new version then needs only a folder: a changed config may make Triton reload the other versions.
 ALL_VERSIONS: dict[str, Any] = {"all": {}}
 ON_CPU = {"kind": "KIND_CPU"}
-# Each instance has a stream of its own: one runs while the other receives its batch.
+# Each instance has its own stream, so one runs while the other receives its batch.
 ON_GPU = {"kind": "KIND_GPU", "count": 2}
 CUDA = {"cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
 NETWORK_ON_GPU = {
@@ -25,7 +25,7 @@ NETWORK_ON_GPU = {
     "nereid.halve_batch_if_out_of_memory": "true",
 }
 SMALL_BATCHES = {"preferred_batch_size": [2, 4]}
-# By the field or parameter that they precede.
+# Comments by the field or parameter they precede.
 COMMENTS = {
     "FORCE_CPU_ONLY_INPUT_TENSORS": "Without this, Triton first copies every input of a Python-based backend "
     "to the host.",
@@ -59,7 +59,7 @@ class ModelNames(NamedTuple):
 
 
 class LastStep(NamedTuple):
-    """A model that turns the outputs of a network, and the image, into those of the pinned model."""
+    """A model that computes the pinned model's outputs from a network's outputs and the image."""
 
     model: str
     backend: str
@@ -77,7 +77,7 @@ class Addition(NamedTuple):
 
     @property
     def deadline_ms(self) -> int:
-        """The time that the route gives a request: the default of a route."""
+        """The route's deadline for a request: the default of a route."""
         return DEADLINE_MS
 
     @property
@@ -88,7 +88,7 @@ class Addition(NamedTuple):
         return {self.last.model} if self.last else {self.names.network, self.names.pinned, self.names.route}
 
     def configs(self) -> dict[str, dict[str, str]]:
-        """Return the configs of all models by profile, in the order of their loading; the route is last.
+        """Return the configs of all models by profile, in load order; the route is last.
 
         The plain config has the profile "".
         """

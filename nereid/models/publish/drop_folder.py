@@ -1,6 +1,6 @@
 """A drop folder: complete networks are published, and moved to `published` or `rejected`.
 
-The published file is a copy with known digests, which a writer cannot change meanwhile.
+The published file is a copy with known digests, which no writer can change in the meantime.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class OutsideFolder(OSError):
 
 @dataclass(frozen=True, slots=True)
 class DropEntry:
-    """A network in the folder with its file attributes; two equal entries were not written in between.
+    """A network in the folder with its file attributes; equal entries mean nothing was written in between.
 
     Args:
         path: an ONNX file, or a folder with one.
@@ -127,7 +127,7 @@ def read_entry(path: Path) -> DropEntry | None:
             _check_inside(each, path.parent)
             name = str(each.relative_to(path if is_folder else path.parent))
             files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
-    # The writer of an empty file has only just begun.
+    # The writer of an empty file has only just started.
     if not files or any(name.endswith(SUFFIX) and not size for name, _, size, _ in files):
         return None
     return DropEntry(path, any(each.is_symlink() for each in (path, *below)), tuple(files))
@@ -165,7 +165,7 @@ def _combined(digests: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
-    """Open a regular file of a drop folder; a link that changes meanwhile cannot lead out of the folder."""
+    """Open a regular file of a drop folder; a link changed at the same time cannot lead outside it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         _check_inside(path, folder, Path(f"/proc/self/fd/{descriptor}").readlink())
@@ -187,7 +187,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _check_inside(path: Path, folder: Path, target: Path | None = None) -> None:
-    # `Path.resolve` of Python before 3.13 raises an error that is no `OSError` for a link to itself.
+    # Before Python 3.13, `Path.resolve` raises an error other than `OSError` for a link to itself.
     target = target or Path(os.path.realpath(path))
     if not target.is_relative_to(folder.resolve()):
         raise OutsideFolder(path, target)
@@ -211,7 +211,7 @@ class DropResult(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """An entry as it looked at a moment in seconds, with its digests if they were computed."""
+    """An entry as it was at a time in seconds, with its digests if they were computed."""
 
     entry: DropEntry
     since: float
@@ -232,7 +232,7 @@ class DropFolder:
         staging: a private folder for the copy that is published.
         publish: publishes an entry. An error rejects the entry, unless it or its cause is TEMPORARY.
         settle_s: how long digests must stay the same, in seconds.
-        model: the model of all entries, instead of the one in their names.
+        model: the model for all entries, instead of the one in their names.
         terms: limits of the examination; a rejected entry that stays is tried again under other terms.
         announce: receives a line per publication and rejection.
         report: receives all other lines.
@@ -358,7 +358,7 @@ class DropFolder:
             model, version = self._publish(self._model_of(entry), copy)
         except TEMPORARY:
             raise
-        except Exception as error:  # one file must neither end the watcher nor stay
+        except Exception as error:  # no single file may stop the watcher or stay
             text = str(error)
             if not isinstance(error, (OperationFailed, InvalidConfig)):
                 text = f"unexpected {type(error).__name__}: {text}"
@@ -398,7 +398,7 @@ class DropFolder:
 
     def _write_reason(self, name: str, path: Path, reason: str) -> None:
         try:
-            with path.open("x", encoding="utf-8") as file:  # never through a link that has the name
+            with path.open("x", encoding="utf-8") as file:  # never through a link of that name
                 file.write(f"{reason}\n")
         except OSError as error:
             self._report(f"{name}: cannot write the reason of its rejection: {_why(error)}")
@@ -430,7 +430,7 @@ def _why(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _held_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder if it is missing; provide a path that leads to it even if a link takes its name."""
+    """Create a folder if it is missing; yield a path that leads to it even if a link replaces it."""
     folder.mkdir(exist_ok=True)
     if folder.is_symlink():
         raise OSError(f"'{folder.name}' is a link")
@@ -442,7 +442,7 @@ def _held_folder(folder: Path) -> Iterator[Path]:
 
 
 def _free_name(folder: Path, path: Path, suffix: str) -> Path:
-    """Return a free path in a folder for an entry, with a suffix in its name; its reason's is free, too."""
+    """Return a path for an entry, with a suffix in its name, that is free in a folder, as is its reason's."""
     stem, extension = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     more = itertools.chain([""], map("-{}".format, itertools.count(2)))
     paths = (folder / f"{stem}{suffix}{each}{extension}" for each in more)

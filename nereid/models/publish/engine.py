@@ -1,4 +1,4 @@
-"""Changes of a repository that are completed or undone, even after a kill or an error.
+"""Changes to a repository that are completed or undone, even after a kill or an error.
 
 Every change is first written to the repository's journal, so that a later command can finish it. The journal
 and the staged files are in a folder next to the repository, on the same filesystem: Triton takes every folder
@@ -41,7 +41,7 @@ RESERVE, RESERVE_BYTES = "reserve", 2**17
 class RepositoryOperation(Struct, frozen=True):
     """One change of the repository; `actions` are known from the event `commit` on.
 
-    It is a file format: earlier releases wrote no new fields, so that these need a default.
+    This is a file format: earlier releases did not write newer fields, so those need a default.
     """
 
     id: str
@@ -56,7 +56,7 @@ class RepositoryOperation(Struct, frozen=True):
 
 
 class PublishStep(Struct, frozen=True):
-    """One event of an operation, with the whole operation as it was then."""
+    """One event of an operation, with the state of the whole operation at that time."""
 
     time: Annotated[datetime, Meta(tz=True)]
     event: Event
@@ -81,7 +81,7 @@ class OperationJournal:
         if operation.kind in FREEING:
             (self.folder / RESERVE).unlink(missing_ok=True)
         if event in FINISHED and not operation.actions:
-            # Before the line, as the files may fill the disk; without actions, they are not needed to undo.
+            # Before the line, because the files may fill the disk; without actions, no undo needs them.
             shutil.rmtree(self.staging(operation), ignore_errors=True)
         self.append(PublishStep(datetime.now(UTC), event, operation, escaped(note)))
         if event in FINISHED:
@@ -100,7 +100,7 @@ class OperationJournal:
 
 @contextlib.contextmanager
 def opened_journal(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[OperationJournal]:
-    """Open a repository's journal under its lock: no other command changes the set of models meanwhile.
+    """Open a repository's journal under its lock: no other command can change the set of models.
 
     Raises:
         OperationFailed: another command holds the lock, or staged files could not be renamed.
@@ -123,7 +123,7 @@ def opened_journal(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) ->
 
 
 def _reserve(path: Path) -> None:
-    """Reserve space for operations on a full disk, as far as there is any."""
+    """Reserve space for operations on a full disk, as far as possible."""
     with contextlib.suppress(OSError):
         if not path.exists() or path.stat().st_size < RESERVE_BYTES:
             path.write_bytes(os.urandom(RESERVE_BYTES))  # a file system may compress zeros
@@ -224,7 +224,7 @@ class LockedRepository:
             if operation.kind == "retire":
                 self.log.write("undone", operation, str(error))
             raise
-        # To retire a version is to undo its publication, and to remove a model to undo its addition.
+        # Retiring a version undoes its publication, and removing a model undoes its addition.
         self.log.write("done" if operation.kind in FREEING else "undone", operation, note)
 
     def _staged(self, operation: RepositoryOperation) -> StagedOperation:

@@ -1,4 +1,4 @@
-"""Examination of a network in a separate process, and what a task needs to take part in it.
+"""Examination of a network in a separate process, and what a task must provide for it.
 
 A broken network can crash its process or use all memory. In a separate process, `examiner`, it affects
 neither the server nor the command.
@@ -24,12 +24,12 @@ from nereid.tasks.task import Task
 from nereid.vision.inference.signature import DATATYPES, sequence_controls
 
 EXAMINER = "nereid.models.publish.examiner"
-# An endless loop in a network must not hold the publisher for long.
+# An endless loop in a network must not block the publisher for long.
 TIMEOUT_S, BYTES_PER_S = 60.0, 10 * 2**20
-# Largest difference of a row alone and in a batch, relative to the largest score: kernels may differ.
+# Largest difference between a row alone and in a batch, relative to the largest score; kernels may differ.
 BATCH_TOLERANCE = 0.02
 RANDOM_INPUTS, SEED = 4, 20260826
-# The size of a free dim in random inputs: networks halve images five times.
+# The size of a free dim in random inputs, because networks halve images five times.
 FREE_DIM = 64
 Arrays = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ class Gates:
     """Limits for a new version, compared with the current one.
 
     Args:
-        images: the images that both versions classify; () for those of the task.
+        images: the images that both versions classify; () for the task's own.
         tolerance: maximum difference of outputs, relative to the current version's largest |output|.
         is_change_accepted: whether a larger difference is only noted.
         max_slowdown: maximum ratio of the median latencies.
@@ -69,7 +69,7 @@ class ExaminationRequest:
         pinned: folder of the pinned model that runs the network; None without one.
         preprocess: folder of the model that converts images to inputs; None for random inputs.
         preprocess_version: the version of that model.
-        after: folder of the model that turns the outputs into those of the pinned model; None for none.
+        after: folder of the model that computes the pinned model's outputs; None without one.
         after_version: the version of that model.
         is_survey: whether the network is only run once, to see what it returns.
         described: the task in the description of the current version; empty for none.
@@ -91,7 +91,7 @@ class ExaminationRequest:
 
     @property
     def task(self) -> Task:
-        """The task as described, or of a backend, or by the outputs of the pinned model; else the default."""
+        """The described task, or that of a backend or of the pinned model's outputs; else the default."""
         described = next((task for task in TASKS if task.name == self.described), DEFAULT)
         if described is not DEFAULT:
             return described
@@ -139,8 +139,8 @@ class Survey:
     """The results of a first run.
 
     Args:
-        can_batch: whether the rows of a batch get the same outputs as alone.
-        activation: the function that turns scores into probabilities; `none` if they are.
+        can_batch: whether the rows of a batch have the same outputs as alone.
+        activation: the function that turns scores into probabilities; `none` if they already are.
         meaning: what the scores mean, in words.
         results: what was found in each image, as JSON; `nereid add --json` prints it.
         claimed_by: task whose networks return such outputs, if the default task examines them; else empty.
@@ -181,7 +181,7 @@ class Examination(Protocol):
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
-        """Return whether the request has the models that the task needs; else the default task examines."""
+        """Return whether the request has the models that the task needs; else the default task is used."""
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the inputs on which the versions are compared; Rejected if there are none."""
@@ -190,7 +190,7 @@ class Examination(Protocol):
         """Return two different inputs of one shape, to try a batch of two."""
 
     def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-        """Return whether rows of a batch have the outputs that they have alone."""
+        """Return whether rows have the same outputs in a batch as alone."""
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
@@ -225,11 +225,11 @@ def examine(
 
     Args:
         request: the network and its limits.
-        timeout_s: time after which the process is killed; by default 60 s, and 1 s more for each 10 MiB.
+        timeout_s: time after which the process is killed; by default 60 s, plus 1 s per 10 MiB.
         progress: receives a line before each step.
 
     Raises:
-        Rejected: the network must not be served, crashed the process, or exceeded the time.
+        Rejected: the network must not be served, crashed the process, or exceeded the time limit.
         ExaminationFailed: the examination itself failed, for example because the `onnx` package is missing.
     """
     return msgspec.convert(_run(request, timeout_s, progress), Measurements)
@@ -301,7 +301,7 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Net
 
 
 def titles(images: Sequence[Path]) -> list[str]:
-    """Return the names of files; if two of them are equal, their paths as given."""
+    """Return the names of files, or their paths as given if two names are equal."""
     names = [image.name for image in images]
     return [name if names.count(name) == 1 else str(image) for name, image in zip(names, images, strict=True)]
 
@@ -327,7 +327,7 @@ def _random(tensor: TensorSpec, config: ModelConfig, rng: np.random.Generator) -
     dtype = np.dtype({"float": "float32", "double": "float64"}.get(element, element))
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
-    # Integers may be indices of a table of any length; bytes are pixels.
+    # Integers may be indices into a table of any length; bytes are pixels.
     return rng.integers(0, 256 if element == "uint8" else 2, shape).astype(dtype)
 
 

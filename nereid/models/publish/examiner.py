@@ -40,12 +40,12 @@ from nereid.vision.inference.signature import NetworkTensor, Signature
 
 Progress = Callable[[str], None]
 NAN_CHUNK = 2**22
-# The server keeps the cores.
+# Leaves the cores to the server.
 NICENESS = 19
 UNEXPECTED = "the examination failed unexpectedly"
 WARM_RUNS, TIMED_RUNS = 3, 15
 MIN_DURATION_S, MAX_DURATION_S = 0.1, 5.0
-# A smaller difference comes from the timer and other processes, not from the network.
+# A smaller difference is due to the timer and other processes, not to the network.
 LATENCY_SLACK_MS = 0.2
 MEMORY_SLACK_BYTES = 64 * 2**20
 HEADROOM = 1.2
@@ -100,7 +100,7 @@ def _floats(file: OnnxFile, tensor: Any) -> np.ndarray:
 
 
 def check_signature(expected: Signature, got: Signature) -> None:
-    """Reject inputs and outputs that differ from those of the current version."""
+    """Reject inputs and outputs that differ from the current version's."""
     problems = list(_differences("input", expected.inputs, got.inputs))
     problems += _differences("output", expected.outputs, got.outputs)
     if problems:
@@ -124,7 +124,7 @@ def served_config(request: ExaminationRequest, signature: Signature) -> ModelCon
     onnx_file.complete_document(document, lambda: signature)
     config = ModelConfig.from_document(document, request.candidate.parent, 1)
     ours = {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}
-    # One instance shares its weights with nobody.
+    # A single instance does not share its weights.
     parameters = {key: text for key, text in config.parameters.items() if key != "nereid.shared_weights"}
     return replace(config, parameters=parameters | ours)
 
@@ -187,7 +187,7 @@ def measure_memory(
 ) -> tuple[OpenedNetwork, int]:
     """Open a network and run it once; return it, and the growth of this process in bytes."""
     gc.collect()
-    # Otherwise the network uses free heap memory of the last one, which is not counted.
+    # Otherwise the network reuses heap memory freed by the last one, which is not counted.
     return_memory()
     before = _resident_bytes()
     network = OpenedNetwork(label, config, folder)
@@ -269,7 +269,7 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
     """Reject a network with an FP16 tensor that overflows on a sample; minus infinity may be a mask.
 
     On a CPU, ONNX Runtime computes an FP16 network in FP32 and removes the conversions between its operators,
-    so its outputs do not show that an intermediate number exceeds FP16. A tensor that is an output is really
+    so its outputs do not show that an intermediate number exceeds FP16. Tensors that are outputs really are
     converted.
     """
     import onnx
@@ -313,7 +313,7 @@ def answer(text: str, write: Write) -> None:
         write("report", asdict(run(request, lambda line: write("progress", line))))
     except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
         write("rejected", _line(error))
-    except (OperationFailed, ImportError) as error:  # such as a missing package
+    except (OperationFailed, ImportError) as error:  # for example, a missing package
         write("failed", str(error))
     except Exception as error:  # only the network differs between examinations
         write("rejected", f"{UNEXPECTED}: {type(error).__name__}: {_line(error)}")
@@ -343,7 +343,7 @@ def survey(request: ExaminationRequest, progress: Progress) -> Survey:
 
 
 def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[NetworkInput]) -> bool:
-    """Return whether two rows together get the outputs that they get alone."""
+    """Return whether two rows have the same outputs together as alone."""
     pair = meaning.pair(samples)
     (name,) = pair[0].inputs
     batch = {name: np.concatenate([sample.inputs[name] for sample in pair])}
@@ -421,7 +421,7 @@ def _examination(request: ExaminationRequest) -> Examination:
 
 
 def _greatest(changes: Iterable[OutputChange], gates: Gates, notes: list[str]) -> float:
-    """Return the greatest difference, which is noted if it exceeds the tolerance, but is accepted."""
+    """Return the largest difference; one that exceeds the tolerance but is accepted is noted."""
     greatest, text = max(changes, key=lambda change: change.difference, default=(0.0, ""))
     if greatest > gates.tolerance:
         if not gates.is_change_accepted:

@@ -1,4 +1,4 @@
-"""A network of a repository: its versions, the pinned models that run it, and copies of those."""
+"""A network of a repository: its versions, the pinned models that run it, and copies of them."""
 
 import contextlib
 import re
@@ -33,7 +33,7 @@ from nereid.repository.onnx_file import network_path
 from nereid.server.control import Control
 from nereid.server.run_dir import ServerRecord
 
-# Begin and end of the first line of a written config; `nereid tune` recognizes its own profile by them.
+# Start and end of the first line of a written config; `nereid tune` recognizes its own profile by them.
 LIKE, WRITTEN = "# Like ", "written by nereid publish."
 PUBLISHED = re.compile(r"^# published (?P<when>\S+) by (?P<who>\S+) from (?P<source>.*)$", re.MULTILINE)
 
@@ -105,7 +105,7 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
 
 
 def _variants(repository: Path, pins: Iterable[Pin]) -> list[PinnedVariant]:
-    """Return the variants that call one of some pinned models, without routes that cannot be read."""
+    """Return the variants that call any of the pinned models, skipping routes that cannot be read."""
     by_model, variants = {pin.model: pin for pin in pins}, list[PinnedVariant]()
     for location in find_routes(repository):
         with contextlib.suppress(OperationFailed):
@@ -172,7 +172,7 @@ def examination_request(
 ) -> ExaminationRequest:
     """Return the request to examine a version of the network in `folder`, with the models beside it.
 
-    `candidate` and `current` are folders of versions, `pin` is that of the model that runs the network.
+    `candidate` and `current` are version folders; `pin` belongs to the model that runs the network.
     """
     repository, document = folder.parent, read_pbtxt(folder / "config.pbtxt")
     labels = (output.get("label_filename") for output in document.get("output", ()))
@@ -200,10 +200,10 @@ def successor(name: str, old: int, new: int) -> str:
 
 
 def copy_pinned_model(template: Path, pin: Pin, version: int, target: Path) -> None:
-    """Write a model folder like that of a pinned model, for another version of its network.
+    """Write a copy of a pinned model's folder for another version of its network.
 
-    `pin` is that of the template. The name of the target is that of the model. OperationFailed: a profile of
-    the template pins another version than its plain config does.
+    `pin` is the template's. The target is named like the model. OperationFailed: a profile of the template
+    pins a different version than its plain config.
     """
     _copy(template, target)
     head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}"
@@ -282,7 +282,7 @@ class VersionState:
             loaded it), `published` (the policy serves it, no server runs), or `not served`.
         published: time of the publication; empty for a version that was copied by hand.
         changes: what was changed in the file, one sentence each.
-        shares: part of the traffic, 0 to 1, by route.
+        shares: fraction of the traffic, 0 to 1, by route.
     """
 
     version: int

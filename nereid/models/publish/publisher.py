@@ -55,7 +55,7 @@ from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
 ROLLBACK_S = 30.0
-# A version that gets all traffic is a change of the route, not of the repository.
+# Giving a version all traffic changes the route, not the repository.
 MAX_SHARE = 0.99
 
 
@@ -74,7 +74,7 @@ class Published:
     seconds: float
 
     def line(self, record: ServerRecord | None) -> str:
-        """Describe what has happened, for a person; `record` is the running server."""
+        """Describe what happened in plain words; `record` is the running server."""
         behind = f" as {', '.join(self.pinned)}" if self.pinned else ""
         return f"{self.model} {self.version}: {served(record)}{behind}, after {self.seconds:.1f} s"
 
@@ -104,9 +104,9 @@ def publish(
         source: the ONNX file, or a folder with it and its external data.
         record: the running server, if there is one.
         gates: limits of the examination.
-        share: initial part of the traffic, 0 to below 1; 0 serves the version only on request.
+        share: initial fraction of the traffic, 0 to below 1; 0 serves the version only on request.
         report: receives a line per step.
-        precision: datatype to which the network is converted; None leaves it as it is.
+        precision: datatype to which the network is converted; None for no conversion.
 
     Raises:
         WrongUsage: the model or file does not exist.
@@ -124,7 +124,7 @@ def publish(
             models, variants = version.successors(repository, share)
             measured = version.stage(staged, source, gates, precision)
             version.copy_pinned_models(models, staged.workspace)
-            check_none_active(repository, f"publish a version of '{name}'")  # the examination takes time
+            check_none_active(repository, f"publish a version of '{name}'")  # the examination takes a while
         locked.commit(staged, version.actions(models, variants))
         pinned = tuple(models.values())
         return Published(network.name, version.number, pinned, measured, time.monotonic() - start)
@@ -167,12 +167,12 @@ def retire(
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
-    """Take all traffic from the newest version with traffic, and restore the weights from before it.
+    """Take all traffic off the newest version that has any, and restore the weights from before it.
 
     It does not wait for a publication, and the version stays loaded. Returns a line for each changed route.
 
     Raises:
-        WrongUsage: no route has the network, or no earlier version of it.
+        WrongUsage: no route has the network, or there is no earlier version of it.
         OperationFailed, InvalidConfig: a route cannot be changed.
     """
     network = find_network(repository, name)
@@ -201,9 +201,9 @@ def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord |
 
 
 def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest: int) -> Propose:
-    """Return the change that restores the weights of earlier variants from before a version had any.
+    """Return the change that restores the weights that earlier variants had before a version had any.
 
-    Without such weights in the history, the latest of them gets all traffic. WrongUsage: there is none.
+    If the history has no such weights, the latest of them gets all traffic. WrongUsage: there is none.
     """
     variants = [pinned for pinned in network.variants if pinned.route == location.name]
     current = [pinned.variant.name for pinned in variants if pinned.pin.network_version == newest]
@@ -218,7 +218,7 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
         route, past = present.route(), [entry.parsed() for entry in reversed(present.all_entries)]
         known = (_weights(route, earlier) for route in past if route and not _weights(route, current))
         weights = next(filter(None, known), None) or _weights(route, earlier) or {earlier[0]: 1}
-        # Variants of other networks keep theirs.
+        # Variants of other networks keep their weights.
         ours = dict.fromkeys((*current, *earlier), 0) | weights
         changed = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
         default = max(weights, key=lambda name: weights[name]) if route.default in current else route.default
@@ -338,7 +338,7 @@ def _current(network: PublishedNetwork, against: int) -> int:
 
 
 def _next_version(log: OperationJournal, network: PublishedNetwork) -> int:
-    """Return the number of the next version, which no earlier version has had."""
+    """Return the next version number, which no earlier version has used."""
     used = [
         line.operation.version
         for line in log.steps.read()

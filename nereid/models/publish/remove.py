@@ -1,4 +1,4 @@
-"""Removal of a public name with all its models, and the reload of a model whose files were edited."""
+"""Remove a public name with all its models, and reload a model whose files were edited."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from nereid.server.run_dir import ServerRecord
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The models behind a public name, in the order of their loading, and the files of its route."""
+    """The models behind a public name, in load order, and the files of its route."""
 
     models: tuple[str, ...]
     files: tuple[str, ...] = ()
 
     def without(self, models: Collection[str]) -> "Parts":
-        """Return the parts without some models, which stay."""
+        """Return the parts without the models that stay."""
         return Parts(tuple(model for model in self.models if model not in models), self.files)
 
 
@@ -38,10 +38,10 @@ def remove(
 ) -> tuple[str, ...]:
     """Remove a model; with a route, also the models that only its requests reach. Returns their names.
 
-    Running requests end first. A model whose folder was deleted by hand is unloaded.
+    Running requests finish first. A model whose folder was deleted by hand is unloaded.
 
     Raises:
-        WrongUsage: the model does not exist, or another model or route needs one of those.
+        WrongUsage: the model does not exist, or another model or route needs one of them.
         OperationFailed: the server refuses, and the next command continues; or a rollout has not ended.
         OSError: a file cannot be moved.
     """
@@ -64,7 +64,7 @@ def remove(
 def find_parts(repository: Path, name: str) -> Parts:
     """Return the models behind a name; none if the repository does not have it.
 
-    Models that others run, too, such as the networks that find text, are left out.
+    Models that others also run, such as the networks that find text, are left out.
 
     Raises:
         WrongUsage: another model or route needs a pinned model of this name, or the model itself.
@@ -85,7 +85,7 @@ def find_parts(repository: Path, name: str) -> Parts:
 
 
 def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[str, ...]:
-    """Return the pinned models of all versions behind a route and of no other one, and the route."""
+    """Return the pinned models of all versions behind this route and no other, and the route."""
     called = {target.model for target in routes[name].targets()}
     of_others = {
         target.model for other, route in routes.items() if other != name for target in route.targets()
@@ -103,7 +103,7 @@ def _is_version(pin: Pin, known: Pin) -> bool:
 
 
 def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
-    """Return the models that pinned models run, in the order of their loading."""
+    """Return the models that pinned models run, in load order."""
     own = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
     roles = [{getattr(pin, role) for pin in own} for role in ("network", "preprocess", "after")]
     known = [each for role in roles for each in sorted(role)]

@@ -37,7 +37,7 @@ def publication(
     """Return a function that publishes to a repository and its running server.
 
     A copy of the newest served version is not published again: a kill or a lost server may have prevented the
-    line of its publication in the drop folder's journal.
+    entry for its publication in the drop folder's journal.
     """
 
     def publish(name: str, source: Path) -> tuple[str, int]:
@@ -100,7 +100,7 @@ def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
 
 
 def staging_for(folder: Path, repository: Path) -> Path:
-    """Return the folder for copies of entries; in `folder`, other users could change them meanwhile."""
+    """Return the folder for copies of entries, which other users could change if they were in `folder`."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     return files.state_folder(repository) / f"drop-{name}"
 

@@ -1,1 +1,1 @@
-"""Rollouts: a candidate gets a growing share of a route's traffic while its numbers are good enough."""
+"""Rollouts: a candidate gets a growing share of a route's traffic while its metrics are good enough."""

@@ -1,6 +1,6 @@
 """The controller of a route's rollout: it measures, judges, and changes the weights.
 
-Every event is in the journal before its effect, and every effect can be repeated, so a killed controller
+Every event is journalled before it takes effect, and every effect can be repeated, so a killed controller
 continues where it stopped. Only one controller of a route is active at a time.
 """
 
@@ -44,20 +44,20 @@ from nereid.server.run_dir import ServerRecord
 
 HOOK_TIMEOUT_S = 60.0
 POLL_S = 1.0
-# Looks without a decision are written at intervals of this part of the step's time.
+# Looks without a decision are written at intervals of this fraction of the step's duration.
 LINE_PART = 0.01
 FindServer = Callable[[], ServerRecord | None]
 
 
 def run_hook(hook: str, event: str, rollout: Rollout) -> None:
-    """Run a hook and wait until it ends; an empty one does nothing.
+    """Run a hook and wait for it to finish; an empty one does nothing.
 
     Args:
         hook: a command, without a shell, that gets the JSON on stdin; or a URL that gets it as a POST.
         event: `before_step` or `after_decision`.
 
     Raises:
-        OperationFailed: the hook failed, or did not end within a minute.
+        OperationFailed: the hook failed, or did not finish within a minute.
     """
     if not hook:
         return
@@ -79,7 +79,7 @@ def run_hook(hook: str, event: str, rollout: Rollout) -> None:
 
 
 def _post(url: str, body: bytes) -> None:
-    # The address is this machine's or its network's, so no proxy is used.
+    # The address is on this machine or its network, so no proxy is used.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     opener.open(request, timeout=HOOK_TIMEOUT_S).close()
@@ -117,10 +117,10 @@ def compared(table: Table, candidate: str, control: str = "") -> Pair:
 
 
 def first_step(route: Route, plan: RolloutPlan) -> int:
-    """Return the first step above the candidate's present share, so that no sticky key moves back.
+    """Return the first step above the candidate's current share, so that no sticky key moves back.
 
     Raises:
-        WrongUsage: the candidate has all traffic already.
+        WrongUsage: the candidate already has all traffic.
     """
     present = shares(route)[plan.candidate] * 100
     for number, step in enumerate(plan.steps):
@@ -130,7 +130,7 @@ def first_step(route: Route, plan: RolloutPlan) -> int:
 
 
 def at_step(rollout: Rollout) -> Propose:
-    """Propose the present route with the weights and the shadow of a rollout's step."""
+    """Propose the current route with the weights and the shadow of a rollout's step."""
     share, plan = rollout.share, rollout.plan
     is_shadow = plan.steps[rollout.step] == SHADOW
 
@@ -147,7 +147,7 @@ def at_step(rollout: Rollout) -> Propose:
 
 
 def withdrawn(rollout: Rollout) -> Propose:
-    """Propose the present route without traffic for the candidate."""
+    """Propose the current route without traffic for the candidate."""
 
     def propose(present: RouteState) -> Proposal:
         note = f"rollout of {rollout.plan.candidate}: {rollout.result}"
@@ -246,7 +246,7 @@ class Controller:
         except _Edited:
             self._pause_for_edit(rollout, read_state(self._location))
         except (_Overtaken, Superseded):
-            pass  # the next poll has the new state
+            pass  # the next poll sees the new state
         except NotReached:
             raise
         except (OperationFailed, InvalidConfig) as error:
@@ -256,7 +256,7 @@ class Controller:
             self._write(rollout, "begin", sha256=table.sha256)
 
     def _announce(self, rollout: Rollout, present: RouteState) -> bool:
-        """Write a change of the route to the journal, after its hook; return whether it may happen."""
+        """Write a route change to the journal after its hook; return whether the change may happen."""
         table = present_table(self._location, present)
         pair = compared(table, rollout.plan.candidate, rollout.pair.control[0])
         if pair != rollout.pair:
@@ -274,7 +274,7 @@ class Controller:
         return self._write(rollout, "change", sha256=present.sha256)
 
     def _guarded(self, rollout: Rollout, allowed: str) -> Propose:
-        """Return a proposal for the route file `allowed`, or for one that has the step's weights already."""
+        """Return a proposal for the route file `allowed`, or for one that already has the step's weights."""
         propose_step = at_step(rollout)
 
         def propose(present: RouteState) -> Proposal:
@@ -408,7 +408,7 @@ class Controller:
         """Note once why nothing can be done now."""
         if reason != self._trouble:
             self._trouble = reason
-            with contextlib.suppress(OperationFailed, OSError):  # such as a full disk
+            with contextlib.suppress(OperationFailed, OSError):  # for example, a full disk
                 self._write(rollout, "wait", (reason,))
 
     def _say(self, text: str) -> None:

@@ -1,11 +1,11 @@
-"""The judge of a step: counts of candidate and control go in, a verdict with its reasons comes out.
+"""The judge of a step, which turns the counts of candidate and control into a verdict with its reasons.
 
-It has no clock, no network and no state besides the counts of its step, so a simulation can run it 10,000
+It has no clock, no network and no state beyond the counts of its step, so a simulation can run it 10,000
 times. Three layers, from fast to slow:
 
 1. Guards: the candidate alone is over a limit, tested at every poll.
 2. Comparison: the candidate is worse than the concurrent control, or it is not, tested at every poll.
-3. Gates: at the end of a step, the latencies as a whole, and whether the traffic is split as configured.
+3. Gates: at the end of a step, the whole latency distribution, and whether traffic is split as configured.
 """
 
 import math
@@ -16,10 +16,10 @@ from functools import cache
 
 from nereid.base.metrics_page import quantile, without_lag
 
-# Shares of the largest bet that cannot lose more than the capital. The capital is divided among them, so
+# Fractions of the largest bet that cannot lose more than the capital. The capital is divided among them so
 # that some of them suit the true rates.
 SHARES = tuple(0.9 * 0.5**power for power in range(10))
-# A split that is this improbable is broken; its cause makes all comparisons worthless. With a larger risk,
+# A split this improbable is broken, and its cause makes all comparisons worthless. With a larger risk,
 # chance alone would pause good rollouts; a wrong weight is soon far less probable than this.
 SPLIT_RISK = 1e-6
 # Larger forecasts are cut off.
@@ -39,7 +39,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """The share of requests with an event; 0 without requests."""
+        """The fraction of requests with an event; 0 without requests."""
         return self.events / self.requests if self.requests else 0.0
 
     def __add__(self, other: "Tally") -> "Tally":
@@ -50,11 +50,11 @@ NONE = Tally(0, 0)
 
 
 class Evidence:
-    """Capital of bets against one hypothesis about the rate of a candidate and that of its control.
+    """Capital of bets against one hypothesis about the rates of a candidate and its control.
 
-    With `in_blocks`, there is one bet on the difference of both rates in each block, that is, in each call of
-    `add`. If one variant is slow for some seconds, all its requests of these seconds are slow. Requests are
-    then not independent, so their number in a block does not count, only the blocks do.
+    With `in_blocks`, each block, that is, each call of `add`, is one bet on the difference of the two rates.
+    If a variant is slow for some seconds, all its requests in these seconds are slow. Requests are then not
+    independent, so only the blocks count, not the number of requests in them.
 
     Args:
         margin: the difference of the rates at the edge of the hypothesis, candidate minus control.
@@ -86,7 +86,7 @@ class Evidence:
 
     @property
     def log_capital(self) -> float:
-        """Natural logarithm of the capital, which begins with 1."""
+        """Natural logarithm of the capital, which starts at 1."""
         top = max(self._logs)
         return top + math.log(sum(math.exp(log - top) for log in self._logs) / len(self._logs))
 
@@ -105,7 +105,7 @@ class Evidence:
         return 1 / loss if loss > 0 else 1.0
 
     def _log_return(self, bet: float, candidate: Tally, control: Tally) -> float:
-        """Return the logarithm of what a bet makes of one unit of capital.
+        """Return the logarithm of what one unit of capital becomes with a bet.
 
         Each request of the candidate brings `1 + bet * (event / s - margin)`, each request of the control
         `1 + bet * (-event / (1 - s) - margin)`, with s the candidate's share of these requests. The
@@ -126,7 +126,7 @@ class Evidence:
 
 
 def chance_of_slower(candidate: Sequence[int], control: Sequence[int]) -> float:
-    """Return the probability that two equal services show a candidate that is at least this much slower.
+    """Return the probability that the candidate looks at least this much slower if both are equal.
 
     This is the p-value of the one-sided rank test of Mann and Whitney, with the normal approximation and the
     correction for ties, because all requests of a bucket are ties. Without requests it is 1.
@@ -149,7 +149,7 @@ def chance_of_slower(candidate: Sequence[int], control: Sequence[int]) -> float:
 
 
 def chance_of_split(requests: int, total: int, share: float) -> float:
-    """Return the probability of a split at least this far from its share, if requests are split by it.
+    """Return the probability of a split at least this far from its share, if requests follow it.
 
     This is the p-value of the chi-square test with one degree of freedom.
     """
@@ -187,7 +187,7 @@ class Objective:
     `limit` bounds the candidate's rate by itself, `increase` its difference from the control's rate. Without
     `increase` the event has no control, such as a disagreement of a shadow with the response. A difference
     below `tolerated` is never a reason to roll back, however many requests show it. With `is_in_phases`, the
-    events of one poll are not independent, such as slow requests.
+    events of one poll are not independent, for example slow requests.
     """
 
     event: str
@@ -216,8 +216,8 @@ class Objectives:
 class PairCounts:
     """The counts since the last poll.
 
-    `events` has the tallies of candidate and control by event; `latencies` has the requests per bucket;
-    `drawn` has the requests that each of them got by weight.
+    `events` holds the tallies of candidate and control by event, `latencies` the requests per bucket, and
+    `drawn` the requests that each got by weight.
     """
 
     events: Mapping[str, tuple[Tally, Tally]]
@@ -253,7 +253,7 @@ class Sums:
         return (self.over is not None) + (self.worse is not None)
 
     def failures(self, risk: float) -> list[str]:
-        """Return why the candidate fails; `risk` is that of each test."""
+        """Return why the candidate fails; `risk` is each test's."""
         found = []
         if self.over and self.over.is_enough(risk):
             found.append(f"{self}: over the limit of {self.objective.limit:.2%}")
@@ -284,7 +284,7 @@ class Step:
     """The judgement of one step of a rollout.
 
     Args:
-        share: the candidate's configured part of the traffic, 0 to 1. With 1, only the limits of the
+        share: the candidate's configured fraction of the traffic, 0 to 1. With 1, only the limits of the
             candidate alone are checked.
         bounds: upper bounds of the latency buckets in seconds, without the last.
     """
@@ -317,7 +317,7 @@ class Step:
         return PairCounts(events, (tuple(ours), tuple(theirs)), (self._drawn[0], self._drawn[1]))
 
     def verdict(self, is_over: bool) -> Verdict:
-        """Judge all counts so far; with `is_over`, the step has had its time."""
+        """Judge all counts so far; with `is_over`, the step's time is up."""
         failed = [reason for sums in self._sums for reason in sums.failures(self._risk())]
         if failed:
             return Verdict(Outcome.FAIL, tuple(failed))

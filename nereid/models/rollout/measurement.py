@@ -1,4 +1,4 @@
-"""The measurement of a step: pages of the server's metrics go in, verdicts come out."""
+"""The measurement of a step, which turns pages of the server's metrics into verdicts."""
 
 import math
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ COUNTERS = (REQUESTS, SHADOWS, DURATIONS + BUCKET)
 PAGE_S = 5.0
 # The route reports its counts every half second, so the first ones after a change belong to the old weights.
 SETTLE_S = 1.5
-# A breaker that an earlier failure has left open has time for that many trials to close, and so much traffic
-# that chance would have given its variant that many requests.
+# A breaker left open by an earlier failure has time for this many trials to close, and enough traffic for
+# chance to give its variant this many requests.
 MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
@@ -101,13 +101,13 @@ class MetricsSnapshot:
 
     @classmethod
     def read(cls, record: ServerRecord, route: str) -> "MetricsSnapshot":
-        """Read the metrics page of a server, which raises `NotReached` if it does not respond."""
+        """Read a server's metrics page; raises `NotReached` if it does not respond."""
         page = read_page(record, route)
         return cls(record.pid, page, read_metrics(page, route))
 
 
 class Measurement:
-    """The running measurement of a step; `judged` has its counts.
+    """The running measurement of a step; `judged` contains its counts.
 
     Args:
         rollout: with the counts of an earlier controller, if there was one.
@@ -142,7 +142,7 @@ class Measurement:
             return False
         if page.pid != before.pid or page.metrics.was_reset(before.metrics, COUNTERS):
             raise NotReached("the server has restarted, and its counters were reset")
-        # Without requests of a variant, the page has no breaker of it.
+        # Without requests to a variant, the page does not show its breaker.
         self._was_closed |= page.served.breakers.get(self.rollout.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
@@ -177,7 +177,7 @@ class Measurement:
     def _has_had_trials(self) -> bool:
         """Return whether the candidate's breaker had the time and the requests to close.
 
-        While it is open, requests of the candidate are not counted, so those of the control are the measure.
+        While it is open, requests of the candidate are not counted, so the control's are used instead.
         In the last step, without a control, only the time counts. Copies for a shadow bypass the breaker.
         """
         measured_s, share = self._last_s - self._began_s, self.rollout.share

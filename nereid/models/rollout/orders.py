@@ -61,7 +61,7 @@ class Forecast(Struct, frozen=True):
 def start(
     location: RouteLocation, plan: RolloutPlan, record: ServerRecord | None, reason: str = ""
 ) -> Rollout:
-    """Write the start of a rollout; the controller begins with its first step.
+    """Write the start of a rollout; the controller starts with its first step.
 
     Raises:
         WrongUsage: the candidate or the route does not fit.
@@ -124,7 +124,7 @@ def is_controlled(location: RouteLocation) -> bool:
 
 
 def wait_controlled(location: RouteLocation) -> bool:
-    """Return whether a controller works for the route's repository; one that runs needs some seconds.
+    """Return whether a controller works for the route's repository; a new one needs some seconds.
 
     Raises:
         OSError: the folder of the journals cannot be created.
@@ -180,7 +180,7 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
 
 
 def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
-    """Return the bound of a bucket: the first from `slo_ms` on, or somewhat above the control's median.
+    """Return the bound of a bucket: the first at or above `slo_ms`, or one just above the control's median.
 
     At the median itself, a difference of a few percent could move all requests of a steady service.
     """

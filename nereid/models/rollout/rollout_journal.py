@@ -39,11 +39,11 @@ PHASES: dict[Phase, str] = {
 
 
 class RolloutActive(OperationFailed):
-    """A rollout of the repository has not ended."""
+    """A rollout of the repository is still active."""
 
 
 class RolloutEvent(Struct, frozen=True, omit_defaults=True):
-    """One event of a rollout. `reasons` has the numbers that decided, in words.
+    """One event of a rollout. `reasons` gives the numbers that decided, in words.
 
     Attributes:
         plan, pair, slow_s, risk: of `start`: the plan, the compared variants, the bucket's bound above which
@@ -70,7 +70,7 @@ class Rollout(Struct, frozen=True):
     """A rollout after some of its events.
 
     `intended` is the SHA-256 of the route file before a change that is not confirmed yet, empty without one;
-    `sha256` is that of the step's route file. `waiting` says why nothing can be done now, empty otherwise.
+    `sha256` is for the step's route file. `waiting` says why nothing can be done now, empty otherwise.
     """
 
     number: int
@@ -92,18 +92,18 @@ class Rollout(Struct, frozen=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether the rollout has not ended."""
+        """Whether the rollout is still running."""
         return self.phase != "ended"
 
     @property
     def share(self) -> float:
-        """The candidate's part of the traffic in this step, 0 to 1."""
+        """The candidate's fraction of the traffic in this step, 0 to 1."""
         step = self.plan.steps[self.step]
         return 0.0 if step == SHADOW else float(step) / 100
 
     @property
     def step_name(self) -> str:
-        """The step for people, such as `25 %`."""
+        """The step as shown to people, such as `25 %`."""
         step = self.plan.steps[self.step]
         return "shadow" if step == SHADOW else f"{step:g} %"
 
@@ -178,7 +178,7 @@ class RolloutJournals:
         """Return a rollout; None if its start was never written.
 
         Raises:
-            OperationFailed: the journal is damaged, or of another release.
+            OperationFailed: the journal is damaged, or from another release.
         """
         rollout: Rollout | None = None
         for event in self.journal(number).read():
@@ -191,7 +191,7 @@ class RolloutJournals:
         return next((rollout for rollout in rollouts if rollout), None)
 
     def active(self) -> Rollout | None:
-        """Return the rollout that has not ended, if there is one."""
+        """Return the active rollout, if there is one."""
         rollout = self.latest()
         return rollout if rollout and rollout.is_active else None
 

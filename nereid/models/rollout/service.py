@@ -18,7 +18,7 @@ TAKE_OVER_S, TRY_S = 2.0, 0.1
 # An idle server looks for a new rollout at this interval.
 IDLE_S = 2.0
 PREFIX = "nereid_rollout_"
-# Of each metric.
+# The labels of each metric.
 LABELS = ("route", "candidate")
 METRICS = {
     "active": ("gauge", "1 while a rollout of the route is active."),
@@ -35,7 +35,7 @@ def run(repository: Path, find_server: FindServer, stop: threading.Event, log: L
     """Carry out all rollouts of a repository until `stop` is set, unless another process does."""
     folder = folder_of(repository)
     while not stop.is_set():
-        if not folder.is_dir():  # the first rollout makes it
+        if not folder.is_dir():  # the first rollout creates it
             stop.wait(IDLE_S)
             continue
         try:

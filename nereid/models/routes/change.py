@@ -1,4 +1,4 @@
-"""Changes of a route: proposal, check, write, history, and confirmation by the server."""
+"""Changes to a route: proposal, check, write, history, and confirmation by the server."""
 
 import contextlib
 import http.client
@@ -84,7 +84,7 @@ class RunningServer:
 def served_status(server: RunningServer | None, route: str, sha256: str) -> tuple[str, Served | None]:
     """Return whether the server uses the route file with this SHA-256, and the details it reports.
 
-    The status is `SERVED`, or a phrase with the reason why not.
+    The status is `SERVED`, or a phrase that says why not.
     """
     if server is None:
         return NO_SERVER, None
@@ -114,7 +114,7 @@ def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -
 
 
 def read_metrics(page: Snapshot, route: str) -> Served:
-    """Return what a metrics page has about one route."""
+    """Return what a metrics page says about one route."""
     labels = {"route": route}
     served: dict[str, tuple[float, str]] = {}
     files = page.sums(f"{ROUTE_PREFIX}served_since_seconds", "model_instance", "sha256", labels=labels)
@@ -152,9 +152,9 @@ def differences(old: Route, new: Route) -> list[Difference]:
 
 
 def moves(old: Route, new: Route) -> dict[tuple[str, str], float]:
-    """Return the shares of sticky keys that change their variant, by variant before and after.
+    """Return the fractions of sticky keys that change variant, by variant before and after.
 
-    The shares are counted for `SAMPLE_KEYS` keys: `key-0`, `key-1` and so on.
+    They are measured on `SAMPLE_KEYS` keys: `key-0`, `key-1` and so on.
     """
     keys = [f"key-{number}" for number in range(SAMPLE_KEYS)]
     pairs = Counter((assign(old, key).name, assign(new, key).name) for key in keys)
@@ -208,7 +208,7 @@ class Superseded(OperationFailed):
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """A checked change from the present state to the new route, which is served as `table`."""
+    """A checked change from the current state to the new route, which is served as `table`."""
 
     present: RouteState
     table: Table
@@ -221,7 +221,7 @@ class PlannedChange:
 
     @property
     def is_needed(self) -> bool:
-        """Return whether the new route differs from the present one."""
+        """Return whether the new route differs from the current one."""
         return self.present.differs_from(self.route)
 
 
@@ -244,7 +244,7 @@ def read_weights(words: list[str]) -> dict[str, float]:
 
 
 def reweighted(weights: Mapping[str, float]) -> Propose:
-    """Propose the present route with new weights."""
+    """Propose the current route with new weights."""
 
     def propose(present: RouteState) -> Proposal:
         route = present.route()
@@ -260,7 +260,7 @@ def reweighted(weights: Mapping[str, float]) -> Propose:
 
 
 def with_fallbacks(names: Sequence[str]) -> Propose:
-    """Propose the present route with these variants as its fallbacks, in this order."""
+    """Propose the current route with these variants as its fallbacks, in this order."""
 
     def propose(present: RouteState) -> Proposal:
         document = msgspec.to_builtins(present.route()) | {"fallbacks": names}
@@ -287,7 +287,7 @@ def replaced(text: bytes, source: str) -> Propose:
 def reverted(generation: int | None) -> Propose:
     """Propose the route of a generation, or the previous one (see `previous`).
 
-    If a generation has several entries, the newest one that differs from the present file is used: a file
+    If a generation has several entries, the newest one that differs from the current file is used: a file
     that was edited by hand keeps its number.
     """
 
@@ -330,7 +330,7 @@ def plan(target: RouteLocation, propose: Propose) -> PlannedChange:
     """
     present = read_state(target)
     proposal = propose(present)
-    # The highest of all, as a file that was copied by hand may have any number.
+    # The highest of all, because a file copied by hand may have any number.
     generation = max((entry.generation for entry in present.all_entries), default=0) + 1
     text = format_route(replace(proposal.route, generation=generation))
     return PlannedChange(present, route_file.read_table(target.config, text), proposal.note)
@@ -379,7 +379,7 @@ def change_with_retry(
 ) -> str:
     """Change a route, and try again if another change follows before the server uses this one.
 
-    Arguments, result and errors are those of `change`; a server need not run.
+    Arguments, result and errors are as for `change`, but no server needs to run.
     """
     for _ in range(MAX_ATTEMPTS - 1):
         with contextlib.suppress(Superseded):

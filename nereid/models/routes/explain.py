@@ -1,4 +1,4 @@
-"""Explanation of the variant that a request gets, in words and numbers."""
+"""Explain in words and numbers which variant a request gets."""
 
 import re
 from collections.abc import Mapping

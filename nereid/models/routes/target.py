@@ -78,7 +78,7 @@ class RouteLocation:
 class RouteState:
     """A route file as it is now: its text, None if the file is missing, and its history, oldest first.
 
-    `unrecorded` is the entry that the history lacks for the present text.
+    `unrecorded` is the entry that the history lacks for the current text.
     """
 
     path: Path
@@ -93,7 +93,7 @@ class RouteState:
 
     @property
     def all_entries(self) -> tuple[RouteChange, ...]:
-        """Return the history including the present text."""
+        """Return the history including the current text."""
         return (*self.entries, self.unrecorded) if self.unrecorded else self.entries
 
     def route(self) -> Route:
@@ -132,7 +132,7 @@ def find_route(repository: Path, name: str = "") -> RouteLocation:
 
     Raises:
         WrongUsage: the repository or route does not exist, or there are several routes.
-        InvalidConfig: the route's config has no path of a route file.
+        InvalidConfig: the route's config does not name a route file.
     """
     check_repository(repository)
     found, broken = _route_names(repository)
@@ -151,13 +151,13 @@ def find_routes(repository: Path) -> list[RouteLocation]:
     """Return all routes of a repository.
 
     Raises:
-        InvalidConfig: the config of a route has no path of a route file.
+        InvalidConfig: the config of a route does not name a route file.
     """
     return [_location(repository / name) for name in _route_names(repository)[0]]
 
 
 def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
-    """Return the models with a task's outputs: its routes, or without any, all that take an `image`."""
+    """Return the models with a task's outputs: its routes or, if it has none, all that take an `image`."""
     found = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
     routes = [name for name, config in found.items() if config.get("backend") == ROUTE]
     return routes or list(found)
@@ -211,7 +211,7 @@ def read_state(location: RouteLocation) -> RouteState:
 def _unrecorded(entries: Sequence[RouteChange], text: bytes, status: os.stat_result) -> RouteChange | None:
     """Return the change that the history lacks for the file's content; None if the last entry has it.
 
-    The owner and time in the file's `status` become those of the change.
+    The owner and time in the file's `status` are used for the change.
     """
     if entries and entries[-1].sha256 == sha256(text).hexdigest():
         return None
@@ -231,10 +231,10 @@ def _document(text: bytes) -> Raw:
 
 
 def present_table(location: RouteLocation, present: RouteState) -> Table:
-    """Parse the present route file as the server does.
+    """Parse the current route file as the server does.
 
     Raises:
-        OperationFailed, InvalidConfig: it is missing or invalid, or names models that are not there.
+        OperationFailed, InvalidConfig: it is missing or invalid, or names models that do not exist.
     """
     present.route()  # names the file and the fix if it is invalid
     return route_file.read_table(location.config, present.text or b"")

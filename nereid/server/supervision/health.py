@@ -15,13 +15,13 @@ from typing import Any
 from nereid.base.metrics_page import Labels, render
 from nereid.server.ports import unusable_port, why_unusable
 
-# Age at which the last answer of a model expires: an idle one is probed after 4 to 8 s, and may take 5 s.
+# Age at which a model's last answer expires: an idle model is probed after 4 to 8 s, and may take 5 s.
 FRESH_S = 14.0
 # Processes are observed every second: without an observation for this long, the thread has failed.
 ALIVE_S = 30.0
-# For the head of a request, and for its response.
+# Time limit for the head of a request, and for its response.
 CLIENT_TIMEOUT_S = 10.0
-# Open connections; a new one closes the oldest, so that a health check is answered.
+# Maximum number of open connections; a new one closes the oldest, so that health checks are answered.
 MAX_CONNECTIONS, MAX_OF_PEER = 128, 32
 NOT_PROBED = "not probed yet"
 RUNNING, STARTING, RESTARTING, STOPPING = "running", "starting", "restarting", "stopping"
@@ -90,7 +90,7 @@ class Health:
             self._observed_s, self._broken = self._clock(), dict(broken)
 
     def gateway_observed(self, failure: str | None) -> None:
-        """Store why the gateway of a guarded server does not listen; None if it does."""
+        """Store why the gateway of a guarded server is not listening; None if it is."""
         with self._lock:
             self._gateway_failure = failure
 
@@ -106,7 +106,7 @@ class Health:
             self._models |= {name: (None, seen_s) for name in models if name in self._models}
 
     def probed(self, model: str, failure: str | None, began_s: float) -> None:
-        """Count a probe of a model; `failure` is None for a success.
+        """Count a probe of a model; `failure` is None on success.
 
         The probe that began last decides whether the model is ready.
         """
@@ -117,7 +117,7 @@ class Health:
             self._counts["probe_failures_total", (("model", model),)] += failure is not None
 
     def count(self, name: str, **labels: str) -> None:
-        """Count an event of a counter of `METRICS`, with its `LABELS`."""
+        """Increment a counter of `METRICS`, with its `LABELS`."""
         with self._lock:
             self._counts[name, tuple(labels.items())] += 1
 
@@ -132,7 +132,7 @@ class Health:
             return self._state != RUNNING or self._clock() - self._observed_s < ALIVE_S
 
     def why_not_ready(self) -> dict[str, Any]:
-        """Return why the server is not ready: its own reason, its gateway's, those of models; or nothing."""
+        """Return why the server is not ready: its own reason, its gateway's and its models', or nothing."""
         with self._lock:
             if self._state != RUNNING:
                 return {"server": ": ".join(filter(None, (self._state, self._reason)))}
@@ -183,10 +183,10 @@ def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> Ht
 
 @contextlib.contextmanager
 def serve(page_of: Callable[[str], HttpPage], host: str, port: int, name: str) -> Iterator[int]:
-    """Serve pages by path on `port`, 0 for any free one, while the context is open; gives the port.
+    """Serve pages by path on `port`, 0 for any free one, while the context is open; yield the port.
 
     Raises:
-        ServerError: the port cannot be used; `name` is that of the port.
+        ServerError: the port, called `name` in the message, cannot be used.
     """
     if port and (reason := why_unusable(host, port)):
         raise unusable_port(name, host, port, reason)
@@ -194,7 +194,7 @@ def serve(page_of: Callable[[str], HttpPage], host: str, port: int, name: str) -
         server = _Server((host, port), _handler(page_of))
     except OSError as error:
         raise unusable_port(name, host, port, error.strerror or str(error)) from None
-    # Without an interval it wakes only for requests, and for the end of its socket.
+    # Without an interval it wakes only for requests, and when its socket closes.
     thread = threading.Thread(target=server.serve_forever, args=[None], name=name, daemon=True)
     thread.start()
     try:
@@ -243,7 +243,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _HeadReader(socket.SocketIO):
-    """A connection whose head must be complete in time; a timeout of each read would allow one byte each."""
+    """A connection whose head must be complete in time; a timeout per read would allow one byte at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection, "r")
@@ -276,7 +276,7 @@ def _handler(page_of: Callable[[str], HttpPage]) -> type[http.server.BaseHTTPReq
         do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = reject
 
         def log_message(self, *words: Any) -> None:
-            """Write no log: health checks are frequent."""
+            """Log nothing, because health checks are frequent."""
 
         def _send(self, status: HTTPStatus, content_type: str, body: str) -> None:
             content = body.encode()

@@ -29,7 +29,7 @@ LABELS = ("process",)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The use of one process so far.
+    """The resource usage of one process so far.
 
     Args:
         name: `tritonserver`, `supervisor`, `gateway`, or the name of a model.
@@ -57,7 +57,7 @@ class Entry:
 
 
 def read(supervisor: int, repository: Path, proc: Path = PROC) -> list[Usage]:
-    """Return the use of a supervisor, its `tritonserver`, the model processes and its gateway.
+    """Return the usage of a supervisor, its `tritonserver`, the model processes and its gateway.
 
     Args:
         supervisor: pid of `nereid serve`.
@@ -75,7 +75,7 @@ def read(supervisor: int, repository: Path, proc: Path = PROC) -> list[Usage]:
 
 
 def read_tree(pid: int, name: str, proc: Path = PROC) -> list[Usage]:
-    """Return the use of a process and its descendants, all under one name."""
+    """Return the usage of a process and its descendants, all under one name."""
     return [_usage(entry, name, 0, proc) for entry in tree({pid}, proc)]
 
 
@@ -96,8 +96,8 @@ def parent_of(pid: int, proc: Path = PROC) -> int:
 def memory_bytes(pid: int, proc: Path = PROC) -> int:
     """Return the memory of a process (PSS: shared pages are divided among their users); 0 if it has ended.
 
-    The resident size would be cheaper, but counts the weights that instances share once for each of them. It
-    is a third to a half larger. PSS takes 1 to 3 ms for a process. Source: measured on 2026-11-25.
+    Resident size would be cheaper, but counts weights that instances share once for each of them, which makes
+    it a third to a half larger. PSS takes 1 to 3 ms per process. Source: measured on 2026-11-25.
     """
     try:
         lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
@@ -119,10 +119,10 @@ def core_wait_s(pid: int, proc: Path = PROC) -> float | None:
 
 
 class ProcessMetrics:
-    """The page of the metrics of all processes; may be called from any thread.
+    """The metrics page of all processes; may be called from any thread.
 
-    The CPU time of a name never falls: the time of a process that was replaced stays in the sum, as far as it
-    was read before the process ended.
+    A name's CPU time never decreases: the time of a replaced process stays in the sum, as last read before
+    the process ended.
     """
 
     def __init__(self, read: Callable[[], list[Usage]]) -> None:

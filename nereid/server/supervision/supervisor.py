@@ -1,8 +1,8 @@
 """Decisions about a running server: which stubs are dead, when to reload a model, when to restart.
 
-A state machine without clock, threads or effects; `watchdog` feeds it and carries out its commands. A repair
-touches the files of the version and reloads the model: Triton then starts new stubs while the old ones are
-still running, and moves the requests over.
+A state machine without a clock, threads or effects; `watchdog` feeds it and carries out its commands. A
+repair touches the files of the version and reloads the model: Triton then starts new stubs while the old
+ones are still running, and moves the requests over.
 """
 
 import contextlib
@@ -19,29 +19,29 @@ from nereid.backends.triton.stub_processes import ZOMBIE, Process, Stub, model_o
 from nereid.base.contract import read_unhealthy_instance
 from nereid.base.processes import BackOff
 
-# The second strike of an instance settles its case, but a probe meets one of several instances at random.
+# An instance is dead at its second strike, but a probe reaches one of several instances at random.
 MAX_ATTEMPTS, MAX_PROBES = 4, 4
 REPAIR_DELAYS_S, RESET_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
-# The longest one after a repair that Triton accepted: the model answers again.
+# The longest delay after a repair that Triton accepted, because the model answers again.
 MAX_ACCEPTED_S = 5.0
-# The server is restarted before the threads of dead instances, about 150 for each, fill it.
+# The server is restarted before the threads of dead instances, about 150 each, use it up.
 MAX_DEAD_PROCESSES = 16
-# In the poll mode, Triton checks every 15 s what has changed.
+# In poll mode, Triton checks for changes every 15 s.
 POLLED_S = 40.0
 PID, PROBE, DEVICE = "pid", "probe", "device"
-# Triton collects a stub that it ended itself within a tenth of this. The time is shorter than the interval of
-# observations (0.1 s), so the second observation decides.
+# Triton reaps a stub that it ended itself within a tenth of this time, which is shorter than the observation
+# interval (0.1 s), so the second observation decides.
 DEAD_AFTER_S = 0.09
-# Maximum time between two strikes: long enough for probes to meet one of many instances twice.
+# Maximum time between two strikes: long enough for probes to reach one of many instances twice.
 STRIKES_WITHIN_S = 30.0
 # Time that Triton has to end the old stubs of a repaired model.
 KILL_AFTER_S = 30.0
 
 
 class ProcessesSeen(Struct, frozen=True):
-    """Event: the states of the known processes; `found` has the living stubs if they were listed, too.
+    """Event: the states of the known processes; `found` contains the living stubs if they were also listed.
 
-    `failed` has the pids that have reported a failed device since the last event.
+    `failed` contains the pids that have reported a failed device since the last event.
     """
 
     states: Mapping[Process, str]
@@ -50,7 +50,7 @@ class ProcessesSeen(Struct, frozen=True):
 
 
 class RoundStarted(Struct, frozen=True):
-    """Event: the ready versions by model, the models that take images, and those of them to probe."""
+    """Event: the ready versions by model, the models that take images, and which of them to probe."""
 
     ready: dict[str, set[int]]
     image_models: Collection[str]
@@ -58,7 +58,7 @@ class RoundStarted(Struct, frozen=True):
 
 
 class ProbeEnded(Struct, frozen=True):
-    """Event: a probe that began at `began_s` has ended; `failure` is None for a success."""
+    """Event: a probe that began at `began_s` has ended; `failure` is None on success."""
 
     probe: "Probe"
     failure: str | None
@@ -82,7 +82,7 @@ class RepairInterrupted(Struct, frozen=True):
 
 
 class InstancesChanged(Struct, frozen=True):
-    """Event: Triton has loaded a model with another number of instances; the processes `old` will end."""
+    """Event: Triton has loaded a model with another number of instances; the processes `old` will exit."""
 
     model: str
     old: Collection[Process]
@@ -127,7 +127,7 @@ class Kill(Struct, frozen=True):
 
 
 class ReportBroken(Struct, frozen=True):
-    """Command: publish the models that are broken, each with the reason."""
+    """Command: publish the broken models, each with the reason."""
 
     models: Mapping[str, str]
 
@@ -177,10 +177,10 @@ class KnownStubs:
         """Apply an observation and return the stubs that have died and were not replaced.
 
         Args:
-            states: the kernel's letter for each process of these and of `processes` that still exists.
+            states: the kernel's state letter for each of these and of `processes` that still exists.
         """
         self._known |= {stub.process: stub for stub in living}
-        # A process that no longer exists was ended and collected by Triton.
+        # A process that no longer exists was ended and reaped by Triton.
         self._known = {process: stub for process, stub in self._known.items() if process in states}
         self._zombies = {
             process: self._zombies.get(process, now_s) for process in self._known if states[process] == ZOMBIE
@@ -223,9 +223,9 @@ class KnownStubs:
 
 
 class ProbeStrikes:
-    """Counts how often Triton called an instance unhealthy: once may just be a pause of the machine.
+    """Counts how often Triton called an instance unhealthy: once may just mean that the machine paused.
 
-    `dead` has the instances with two strikes in a short time, or one for a stopped process.
+    `dead` contains the instances with two strikes in a short time, or one for a stopped process.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class ProbeStrikes:
         self._since: dict[str, list[float]] = {}
 
     def add(self, instance: str, now_s: float, is_stopped: bool = False) -> bool:
-        """Count a strike; returns whether the instance is now dead."""
+        """Count a strike; return whether the instance is now dead."""
         recent = [then for then in self._since.get(instance, ()) if now_s - then < STRIKES_WITHIN_S]
         self._since[instance] = [*recent, now_s]
         is_dead = bool(recent) or is_stopped
@@ -242,7 +242,7 @@ class ProbeStrikes:
         return is_dead
 
     def clear(self, instance: str) -> None:
-        """Remove all strikes of an instance, such as after its repair."""
+        """Remove all strikes of an instance, for example after its repair."""
         self._since.pop(instance, None)
         if instance in self.dead:
             self.dead.remove(instance)
@@ -251,7 +251,7 @@ class ProbeStrikes:
 class ProcessesToKill:
     """Processes of old instances, and the times when they are killed.
 
-    Requests that a dead stub has failed keep the old instances of its model forever (Triton 24.10).
+    Requests that failed on a dead stub keep its model's old instances alive forever (Triton 24.10).
     """
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class ProcessesToKill:
         self.due_s |= dict.fromkeys(processes, now_s + KILL_AFTER_S)
 
     def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
-        """Forget the processes without a state; returns those to kill, and the number of zombies."""
+        """Forget the processes without a state; return those to kill, and the number of zombies."""
         self.due_s = {process: due_s for process, due_s in self.due_s.items() if process in states}
         running = {process: due_s for process, due_s in self.due_s.items() if states[process] != ZOMBIE}
         late = [process for process, due_s in running.items() if due_s < now_s]
@@ -270,9 +270,9 @@ class ProcessesToKill:
 
 
 class ReplacedProcesses:
-    """Processes of old instances after a change of their number; they end after their last request.
+    """Processes of old instances after a change of their number; they exit after their last request.
 
-    Triton sends them no new requests, so the death of one is not repaired.
+    Triton sends them no new requests, so one that dies is not repaired.
     """
 
     def __init__(self) -> None:
@@ -286,9 +286,9 @@ class ReplacedProcesses:
         self._since |= dict.fromkeys(processes, (model, now_s))
 
     def update(self, states: Mapping[Process, str], now_s: float) -> list[Process]:
-        """Forget the processes without a state; returns those that Triton will never end.
+        """Forget the processes without a state; return those that Triton will never end.
 
-        A zombie that stays keeps all old instances of its model.
+        A zombie that remains keeps all old instances of its model alive.
         """
         self._since = {process: about for process, about in self._since.items() if process in states}
         stuck = {
@@ -321,7 +321,7 @@ class _Model:
     """Past repairs of one model."""
 
     back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, RESET_AFTER_S))
-    # When its processes were replaced last, by a repair or a change of their number.
+    # When its processes were last replaced, by a repair or a change of their number.
     renewed_s: float = float("-inf")
     not_before_s: float = float("-inf")
     # The processes before the last repair that Triton accepted.
@@ -347,7 +347,7 @@ class Supervisor:
         self._models: dict[str, _Model] = {}
         self._image_models: Collection[str] = ()
         self._dead: list[Stub] = []
-        # Those whose device failed: they still run, and reject every request.
+        # Processes whose device failed: they still run, but reject every request.
         self._failed: list[Stub] = []
         self._reported: set[Process] = set()
         self._stopped: set[str] = set()
@@ -375,7 +375,7 @@ class Supervisor:
         return bool(left_over) and all(stub.process in left_over for stub in living)
 
     def step(self, event: Event, now_s: float) -> Commands:
-        """Apply an event at a time of a monotonic clock; returns the commands that follow, in order."""
+        """Apply an event at a monotonic time; return the commands that follow, in order."""
         match event:
             case ProcessesSeen():
                 commands = self._see(event, now_s) + self._seek_repair(now_s)
@@ -441,7 +441,7 @@ class Supervisor:
         self.ready, self._image_models = event.ready, event.image_models
         commands: Commands = []
         for model in event.image_models:
-            # Triton gives requests that arrive together to different instances.
+            # Triton sends requests that arrive together to different instances.
             is_suspected = any(model_of(instance) == model for instance in self._stopped)
             wanted = self._instances(model) if is_suspected else int(model in event.due)
             for _ in range(wanted - list(self._pending.values()).count(model)):
@@ -466,13 +466,13 @@ class Supervisor:
         return []
 
     def _blame_stopped(self, model: str, began_s: float, now_s: float) -> None:
-        """Blame stopped processes of a model for a failed probe: Triton may hang on them, and name none."""
+        """Blame a model's stopped processes for a failed probe: Triton may hang on them and name none."""
         for instance in self._stopped:
             if model_of(instance) == model and self._is_news(instance, began_s):
                 self._strikes.add(instance, now_s, is_stopped=True)
 
     def _is_news(self, instance: str, began_s: float) -> bool:
-        """Return whether a failure is neither known nor older than the last repair."""
+        """Return whether a failure is new: neither known nor older than the last repair."""
         model = model_of(instance)
         is_in_repair = self._repair is not None and self._repair.order.model == model
         is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
@@ -509,7 +509,7 @@ class Supervisor:
             self._strikes.clear(instance)
             served = ready.get(model, set())
             versions = {stub.version for stub in in_use} & served or served
-            # Which of several processes hangs is not known.
+            # It is unknown which of several processes hangs.
             kills: Commands = [Kill(in_use[0].process)] if len(in_use) == 1 else []
             if versions:
                 return kills + self._order(Reload(model, frozenset(versions), PROBE), now_s)
@@ -560,7 +560,7 @@ class Supervisor:
         if event.refusal:
             return [Log(text)]
         self._of(order.model).former = repair.old
-        # In the poll mode, the load is still to come.
+        # In poll mode, the load has not happened yet.
         changed = self._retire_former(order.model, order.versions, now_s) if self._mode == "explicit" else []
         return [Log(text), *changed]
 
@@ -569,7 +569,7 @@ class Supervisor:
         if repair is None:
             return
         model = repair.order.model
-        # The pause itself is no calm time: a repair after the longest pause does not begin with the first.
+        # The pause itself is not calm time: a repair after the longest pause does not start with the first.
         self._of(model).back_off.began(max(now_s, self._of(model).not_before_s))
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
@@ -579,7 +579,7 @@ class Supervisor:
     def _renewed(self, model: str, now_s: float) -> None:
         """Forget what is known about the former processes of a model."""
         self._of(model).renewed_s = now_s
-        # Probes of old instances may take their whole time.
+        # Probes of old instances may run until they time out.
         self._pending = {number: of for number, of in self._pending.items() if of != model}
         for instance in [*self._strikes.dead]:
             if model_of(instance) == model:

@@ -1,7 +1,7 @@
 """Threads around the supervisor: they observe a running server and carry out the supervisor's commands.
 
-One thread waits for the end of processes, one starts probes, and one repairs, so that a slow server delays
-only one.
+One thread waits for processes to exit, one starts probes, and one makes repairs, so that a slow server
+delays only one of them.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ MS_PER_S = 1000
 POLL_S = 2.0
 # A model without requests is probed this long after its last answer.
 IDLE_S = 4.0
-# So is a model with requests: of two instances, one may hang while the other answers, and Triton 24.10 counts
-# answers that are errors as successes.
+# So is a model with requests: one of two instances may hang while the other answers, and Triton 24.10 counts
+# error responses as successes.
 BUSY_S = 10.0
-# The end of a process is seen immediately, that it was stopped after `OBSERVE_S`. A zombie is looked at again
-# after `CONFIRM_S`, and so is a stopped process, which many probes must look for while others answer. Without
-# new shared memory, no stub has started, and the processes are listed seldom.
+# An exit is seen immediately, a stopped process after `OBSERVE_S`. Zombies are checked again after
+# `CONFIRM_S`, and so are stopped processes, which take many probes to find while others answer. Without
+# new shared memory, no stub has started, and the processes are rarely listed.
 OBSERVE_S, CONFIRM_S, FIND_S = 1.0, 0.1, 5.0
 PROBE_SOON_S, PROBE_TIMEOUT_S = 0.11, 5.0
 MAX_PROBERS = 16
@@ -47,7 +47,7 @@ JOIN_S = 1.0
 
 
 class ExitWaiter:
-    """The processes whose end one thread waits for; others may call `interrupt`."""
+    """Waits in one thread for processes to exit; other threads may call `interrupt`."""
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
@@ -56,9 +56,9 @@ class ExitWaiter:
         self._poll.register(self._interrupted, select.POLLIN)
 
     def wait(self, pids: Collection[int], timeout_s: float) -> None:
-        """Return when one of the processes has ended, after `interrupt`, or after `timeout_s`.
+        """Return when one of the processes has exited, after `interrupt`, or after `timeout_s`.
 
-        A zombie has ended, so it must not be among `pids`.
+        A zombie has already exited, so it must not be among `pids`.
         """
         for pid in self._files.keys() - pids:
             self._forget(pid)
@@ -76,7 +76,7 @@ class ExitWaiter:
             os.eventfd_read(self._interrupted)
 
     def interrupt(self) -> None:
-        """End the present call of `wait`, or the next one."""
+        """End the current call of `wait`, or the next one."""
         os.eventfd_write(self._interrupted, 1)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class ExitWaiter:
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Requests to a model that succeeded and failed since it was loaded, by Triton's statistics."""
+    """Successful and failed requests to a model since it was loaded, from Triton's statistics."""
 
     succeeded: int = 0
     failed: int = 0
@@ -110,9 +110,9 @@ class _Model:
     has_failed_probe: bool = False
 
     def poll(self, counts: RequestCounts, now_s: float) -> bool:
-        """Apply new counts; returns whether the model has only answered since the last ones."""
+        """Apply new counts; return whether the model has answered, without failures, since the last ones."""
         before, self.counts = self.counts, counts
-        if counts.succeeded < before.succeeded or counts.failed < before.failed:  # it was loaded again
+        if counts.succeeded < before.succeeded or counts.failed < before.failed:  # it was reloaded
             before = RequestCounts()
         if counts.failed > before.failed:
             self.is_suspect = True
@@ -140,15 +140,15 @@ class Activity:
         self._models: dict[str, _Model] = {}
 
     def poll(self, counts: Mapping[str, RequestCounts], now_s: float) -> set[str]:
-        """Apply the counts of all models; returns those that have answered requests since the last poll."""
+        """Apply the counts of all models; return those that have answered requests since the last poll."""
         self._models = {name: self._models.get(name) or _Model(probed_s=now_s) for name in counts}
         return {name for name, new in counts.items() if self._models[name].poll(new, now_s)}
 
     def take_due(self, now_s: float) -> set[str]:
         """Return the models to probe now.
 
-        Those that failed, or never answered, are all returned; of the others, only as many as keep the pace.
-        A probe of a route is also an answer of its variant, which is then no longer due.
+        All models that failed or never answered are returned; of the others, only as many as keep the pace.
+        A probe of a route also counts for its variant, which is then no longer due.
         """
         due = [name for name, model in self._models.items() if model.due_s() <= now_s]
         due.sort(key=lambda name: (self._models[name].due_s(), name))
@@ -222,16 +222,16 @@ class Watchdog:
         deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in self._threads):  # such as one that waits for Triton
+        if not any(thread.is_alive() for thread in self._threads):  # for example, one that waits for Triton
             self._exits.close()
 
     @property
     def ready(self) -> dict[str, set[int]]:
-        """The versions by model that were ready last."""
+        """The versions that were last ready, by model."""
         return self._supervisor.ready or {}
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the server has ended, or must be restarted (see `restart_reason`); false if late."""
+        """Wait until the server exits or must be restarted (see `restart_reason`); false on timeout."""
         return self._has_ended.wait(timeout_s)
 
     def is_emptied(self) -> bool:
@@ -244,7 +244,7 @@ class Watchdog:
             try:
                 pause_s = step()
             except NotReached:
-                pause_s = POLL_S  # the server ends or hangs: the probes distinguish the two
+                pause_s = POLL_S  # the server is ending or hangs; the probes tell which
             except Exception as error:
                 # An unforeseen error is logged; it must not end the supervision.
                 trouble = f"failed and continues: {type(error).__name__}: {error}"
@@ -260,7 +260,7 @@ class Watchdog:
         now_s = time.monotonic()
         if self._server.memory.has_changed():
             self._changed_s = now_s
-        # A stub starts some time after its shared memory was made.
+        # A stub starts some time after its shared memory was created.
         is_due = now_s - self._changed_s < FIND_S or now_s - self._found_s >= FIND_S
         failed = self._server.log.take_failed_devices()
         states = self._observe(find=is_due or bool(failed), failed=failed)
@@ -273,9 +273,9 @@ class Watchdog:
         return 0.0
 
     def _is_signalled(self) -> bool:
-        """Return whether a signal ends the server, which then accepts no connection.
+        """Return whether a signal is ending the server, which then accepts no connections.
 
-        Models write to the same log, so one of its lines does not suffice.
+        Models write to the same log, so a single line is not enough.
         """
         return self._server.log.has_signal and self._server.probe_server(PROBE_TIMEOUT_S) is not None
 
@@ -379,7 +379,7 @@ class Watchdog:
         touched = [supervisor.touch(folder / str(version)) for version in order.versions]
         if self._options.model_control_mode != "poll":
             in_use = self._control.instances(order.model).count
-            if not all(touched):  # another user owns the files: the loaded versions must go first
+            if not all(touched):  # another user owns the files: the loaded versions must be unloaded first
                 self._control.unload(order.model)
             self._control.load(order.model, in_use)
 
@@ -401,7 +401,7 @@ class Watchdog:
             case supervisor.ReadIndex() | supervisor.Reload():
                 self._orders.put(command)
             case supervisor.Kill():
-                # It may have ended meanwhile, and further commands follow.
+                # It may have exited meanwhile, and further commands follow.
                 with contextlib.suppress(ProcessLookupError):
                     if stub_processes.states([command.process]):
                         os.kill(command.process.pid, signal.SIGKILL)

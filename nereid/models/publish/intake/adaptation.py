@@ -1,7 +1,7 @@
-"""Changes of an ONNX file that make it a network for image batches: [N,3,H,W] in, FP32 [N,...] out.
+"""Changes to an ONNX file that make it a network for image batches: [N,3,H,W] in, FP32 [N,...] out.
 
 Only a first run on two images can confirm some of them. It happens in a child process, so that a network
-cannot harm the command. The description of a version records its choices; the next version gets the same.
+cannot harm the command. The description of a version records its choices; the next version uses the same.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
 from nereid.tasks import TASKS
 
-# NumPy's types of images, by ONNX Runtime's words.
+# NumPy's image types, by ONNX Runtime's names.
 ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
-# Largest difference of a row alone and in a batch, relative to its largest number: kernels may differ.
+# Largest difference between a row alone and in a batch, relative to its largest number; kernels may differ.
 ROW_TOLERANCE = 0.02
 TIMEOUT_S = 60.0
-# Operators whose results have as many rows as there are findings.
+# Operators whose results have one row per finding.
 COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
 Precision = Literal["fp16"]
 CONVERTER = "onnxruntime.transformers.float16"
@@ -57,12 +57,11 @@ Names: TypeAlias = Sequence[str] | None
 
 @dataclass(frozen=True, slots=True)
 class NetworkChoices:
-    """Choices of the user about a network, which its file does not contain.
+    """The user's choices about a network that its file does not contain.
 
     Args:
-        size: height and width of the input in pixels, for a network that accepts any size; zeros for that of
-            the file.
-        output: the output with the scores; empty for the only one.
+        size: input height and width in pixels, for a network that accepts any size; zeros for the file's.
+        output: the output with the scores; empty if it is the only one.
         activation: the rule for it: a function to append to the scores, or `auto`, which decides after a run.
         head: layout of a detector's outputs; empty to find it from names and shapes.
         last_step: parameters of the model after the network, such as thresholds.
@@ -88,7 +87,7 @@ class Adapted(NamedTuple):
 
 
 def adapt_file(path: Path, output: str = "", activation: Activation = "none", names: Names = None) -> Adapted:
-    """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it."""
+    """Change an ONNX file like `adapt`, so that this machine's and the container's runtimes open it."""
 
     def change(model: Any) -> tuple[str, list[str]]:
         changes = fit_runtimes(model)
@@ -104,11 +103,11 @@ def adapt(
 ) -> tuple[str, list[str]]:
     """Change a ModelProto in place; return the name of the scores, and a line for each change.
 
-    A file that already fits stays as it is.
+    A file that already fits is left unchanged.
 
     Args:
         model: the network.
-        output: the output with the scores; empty for the only one.
+        output: the output with the scores; empty if it is the only one.
         activation: function to append, which turns the scores into probabilities.
         names: of the input and of the scores; None for those in the file.
 
@@ -136,7 +135,7 @@ def _scores(model: Any, output: str) -> Any:
 
 
 def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
-    """Change an ONNX file with any outputs: its batch is variable, and its numbers are FP32.
+    """Make the batch of an ONNX file with any outputs variable, and its numbers FP32.
 
     `size` is height and width in pixels, for a network that accepts any size. Open dims of the outputs are
     declared as a run returns them.
@@ -157,7 +156,7 @@ def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
 
 
 def edit_file(path: Path, edit: Callable[[Any], Iterable[str]]) -> list[str]:
-    """Edit the ModelProto of a file in place; if no change is reported, the file stays as it is."""
+    """Edit the ModelProto of a file in place; if no change is reported, the file is left unchanged."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -167,7 +166,7 @@ def edit_file(path: Path, edit: Callable[[Any], Iterable[str]]) -> list[str]:
 
 
 def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Give the input and outputs of an ONNX file other names: first the input, then the outputs."""
+    """Rename the input and outputs of an ONNX file, listed in this order."""
 
     def edit(model: Any) -> Iterator[str]:
         outputs = {output.name: output for output in model.graph.output}
@@ -178,7 +177,7 @@ def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> li
 
 
 def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -> tuple[Result, list[str]]:
-    """Change an ONNX file; if no change is reported, it stays as it is.
+    """Change an ONNX file; if no change is reported, it is left unchanged.
 
     `change` edits a ModelProto in place, and returns its result and a sentence for each change. If a fixed
     batch cannot be freed, the network computes one image at a time.
@@ -237,9 +236,9 @@ class NetworkTrial:
     """Shapes of the outputs by name, and whether the rows of a batch are independent.
 
     Args:
-        shapes: those for one image.
-        inferred: those that ONNX Runtime knows before a run, -1 for variable dims.
-        computes_rows: whether each row of a batch gets the same outputs as alone.
+        shapes: for one image.
+        inferred: shapes that ONNX Runtime knows before a run; -1 for variable dims.
+        computes_rows: whether each row of a batch has the same outputs as alone.
     """
 
     shapes: dict[str, list[int]]
@@ -310,7 +309,7 @@ def convert_to_fp16(path: Path) -> str:
             converted = convert_float_to_float16(onnx.load(path), keep_io_types=True)
             OnnxModel(converted).topological_sort()  # the casts of the inputs are last
             content = converted.SerializeToString()
-        except Exception as error:  # it raises anything for operators that it does not know
+        except Exception as error:  # it may raise any error for unknown operators
             raise _refusal(path, f"{type(error).__name__}: {error}") from None
     if len(content) > MAX_BYTES:
         raise _refusal(path, f"it has {len(content):,} bytes in FP16, and a file at most {MAX_BYTES:,}")
@@ -341,7 +340,7 @@ def _refusal(path: Path, reason: str) -> OperationFailed:
 
 @contextlib.contextmanager
 def _quiet_converter() -> Iterator[None]:
-    """Suppress a warning for each weight that FP16 rounds: the examination compares the results."""
+    """Suppress a warning for each weight that FP16 rounds, because the examination compares the results."""
     logger = logging.getLogger(CONVERTER)
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -16,7 +16,7 @@ from nereid.models.publish.intake.serving_settings import ServingSettings
 from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import Signature
 
-# Results of Ultralytics' other tasks. Read as boxes, they are wrong without an error.
+# Results of Ultralytics' other tasks. Read as boxes, they would be silently wrong.
 UNSERVED = {"segment": "masks", "pose": "key points", "obb": "turned boxes"}
 # Source: super-gradients, training/utils/export_utils.py.
 FLAT = "flat_predictions"
@@ -27,7 +27,7 @@ class InputKind(Protocol):
 
     Attributes:
         unit: a row in words, such as `image`.
-        labels_are: lines of a label file in words, such as `names`; empty for none.
+        labels_are: what the lines of a label file are, such as `names`; empty for none.
         samples: images that are shown if the user gives none.
         is_reader: whether an instance needs the memory of a reader (`nereid.repository.fitting`).
     """
@@ -44,7 +44,7 @@ class InputKind(Protocol):
         """Raise WrongUsage for labels that cannot be shown."""
 
     def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
-        """Return the choices of the user, completed from what the exporter noted."""
+        """Return the user's choices, completed from the exporter's notes."""
 
     def preprocessing(
         self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
@@ -62,7 +62,7 @@ class InputKind(Protocol):
     ) -> NetworkChoices:
         """Return the choices for the next version, whose file is `path`.
 
-        `current` is the file of the present version, `past` its description, `image` the input in its config.
+        `current` is the file of the current version, `past` its description, `image` the input in its config.
         """
 
     def instance_bytes(self, network_bytes: int) -> int:
@@ -78,17 +78,17 @@ class AddedModels(Protocol):
 
     @property
     def deadline_ms(self) -> int:
-        """The time that the route gives a request."""
+        """The route's deadline for a request."""
 
     def configs(self) -> dict[str, dict[str, str]]:
-        """Return the configs of all models by profile, in the order of their loading; the route is last."""
+        """Return the configs of all models by profile, in load order; the route is last."""
 
 
 class Intake(Protocol):
     """How a network of a task is recognised, changed, served and shown; the face `intake` is such a class.
 
     Attributes:
-        name: of the task.
+        name: name of the task.
         rank: tasks with a lower number are tried first for a file.
         input: what a row of the network's input is.
         results: field of `nereid add --json` with what was found in each image.
@@ -116,8 +116,8 @@ class Intake(Protocol):
     ) -> Adapted:
         """Change a file into the form that is served, with `activation` appended to the scores.
 
-        `names` are those of the input and the outputs, in the order of the config; None for those in the
-        file. WrongUsage: the network is not of this task, or a choice does not fit.
+        `names` are the input's and outputs' names in config order; None for those in the file.
+        WrongUsage: the network is not of this task, or a choice does not fit.
         """
 
     def settings(
@@ -125,7 +125,7 @@ class Intake(Protocol):
     ) -> ServingSettings:
         """Read input and outputs of a changed file, whose `outputs` by role `adapt` returned.
 
-        `facts` are those of the file before its changes. WrongUsage: the network cannot be served.
+        `facts` describe the file before its changes. WrongUsage: the network cannot be served.
         """
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> AddedModels:
@@ -143,7 +143,7 @@ class Intake(Protocol):
 
 @cache
 def intakes() -> Mapping[str, Intake]:
-    """Return the intakes of all tasks by name, in the order in which a file is tried."""
+    """Return the intakes of all tasks by name, in the order in which they are tried."""
     faces = [task.face("intake") for task in TASKS if not task.extends]
     return {face.name: face() for face in sorted(filter(None, faces), key=lambda face: face.rank)}
 
@@ -156,10 +156,10 @@ def named_intake(name: str) -> Intake:
 
 
 def choose_intake(name: str, facts: NetworkFacts, size: Size) -> Intake:
-    """Return the intake of a task; without a name, that of the first task that recognises the file.
+    """Return the intake of a task; without a name, of the first task that recognises the file.
 
     Raises:
-        WrongUsage: no task has that name, or metadata or outputs are those of another kind of network.
+        WrongUsage: no task has that name, or metadata or outputs belong to another kind of network.
     """
     known = ", ".join(sorted(intakes()))
     if facts.task in UNSERVED:

@@ -11,7 +11,7 @@ from nereid.repository.onnx_file import Runtime, supported_runtimes
 Activation = Literal["none", "softmax", "sigmoid", "normalize"]
 ActivationRule = Activation | Literal["auto"]
 PROBABILITIES = "probabilities"
-# A shorter vector is not scaled to the length 1. Source: torch, nn.functional.normalize.
+# A shorter vector is not scaled to unit length. Source: torch, nn.functional.normalize.
 SHORTEST = 1e-12
 # ITU-R BT.601, as Pillow converts RGB to grey.
 LUMA = (0.299, 0.587, 0.114)
@@ -21,7 +21,7 @@ BATCH = "N"
 COLOURS = (GREY, RGB)
 # The input with the shape of the result, by operator.
 SHAPES = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
-# Behind those that compute the number of images and the latest shape.
+# After the nodes that compute the number of images and the latest shape.
 AFTER_SHAPES = 3
 # Older files list every initializer as an input, too. Source: ONNX, IR.md.
 FREE_INITIALIZERS = 4
@@ -39,7 +39,7 @@ def dims(value: Any) -> list[int]:
 
 
 def add_constant(model: Any, tensor: Any) -> None:
-    """Add an initializer; the IR version becomes one in which it need not be an input."""
+    """Add an initializer; set an IR version in which it need not be an input."""
     model.graph.initializer.append(tensor)
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
 
@@ -63,9 +63,9 @@ def free_batch(model: Any) -> Iterator[str]:
 
 
 def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Give a network with a fixed batch of 1 a variable one, of which it computes the first row only.
+    """Make a network's fixed batch of 1 variable; the network then computes only the first row.
 
-    An output may declare a variable first dim, although its inferred shape begins with 1.
+    An output may declare a variable first dim, although its inferred shape starts with 1.
     """
     from onnx import helper
 
@@ -79,7 +79,7 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
         if dims(output)[:1] == [1] or [*inferred.get(output.name, ())][:1] == [1]
     ]
     for output in single:
-        # ONNX Runtime cannot see through the shape, and takes the first dim for variable.
+        # ONNX Runtime cannot see through the shape, and assumes a variable first dim.
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
         before = take_name(model, output.name, "alone")
         model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
@@ -96,7 +96,7 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
 
 
 def add_batch(model: Any) -> Iterator[str]:
-    """Give the results of one image a batch of 1, and the image as well if it has none."""
+    """Add a batch of 1 to the results of one image, and to the image if it has none."""
     from onnx import TensorProto, helper
 
     (image,) = inputs(model)
@@ -142,7 +142,7 @@ def declare(value: Any, shape: Sequence[int]) -> None:
 
 
 def _free_shapes(model: Any, image: str, size: int) -> None:
-    """Make shapes begin with the number of images where they begin with a fixed batch."""
+    """Make shapes that start with a fixed batch start with the number of images instead."""
     from onnx import helper
 
     known, rows = _small_constants(model), ""
@@ -162,7 +162,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
         ):
             for position, name in enumerate(node.input):
                 weight = next((each for each in model.graph.initializer if each.name == name), None)
-                # Such as the class token of a transformer.
+                # For example, the class token of a transformer.
                 if weight is not None and [*weight.dims][:1] == [size]:
                     rows = rows or _rows(model, image)
                     shape, wide = _shape(model, rows, weight.dims[1:]), free_name(model, f"{name}_rows")
@@ -192,7 +192,7 @@ def _small_constants(model: Any) -> dict[str, list[int]]:
 
 
 def _rows(model: Any, image: str) -> str:
-    """Add the number of images as a tensor; return its name."""
+    """Add a tensor with the number of images; return its name."""
     from onnx import helper
 
     shape, rows = free_name(model, "image_shape"), free_name(model, "image_rows")
@@ -223,7 +223,7 @@ def _constant(model: Any, name: str, numbers: Sequence[int]) -> str:
 
 
 def fix_size(model: Any, size: tuple[int, int]) -> Iterator[str]:
-    """Declare variable height and width of the image as `size`; zeros leave them."""
+    """Declare variable height and width of the image as `size`; zeros leave them variable."""
     images = inputs(model)
     if not any(size) or len(images) != 1 or len(dims(images[0])) != 4 or -1 not in dims(images[0])[1:]:
         return
@@ -250,7 +250,7 @@ def to_fp32(model: Any, scores: Any) -> Iterator[str]:
 
 
 def take_name(model: Any, name: str, suffix: str) -> str:
-    """Rename the inner tensor with the name of an output, so that another node can return the output."""
+    """Rename the inner tensor that has an output's name, so that another node can return the output."""
     inner = free_name(model, f"{name}_{suffix}")
     _redirect(model, name, inner)
     for node in operators(model):
@@ -280,8 +280,8 @@ def free_name(model: Any, wanted: str) -> str:
 def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
     """Lower the opset and IR version of a ModelProto if that changes no operator; return the changes.
 
-    The runtimes are by default those of the embedded server and of the container.
-    A network that needs the newer operators stays as it is, and the check of runtimes reports it.
+    By default, the runtimes are the embedded server's and the container's.
+    A network that needs the newer operators is left unchanged, and the runtime check reports it.
     """
     from onnx import defs
 
@@ -396,7 +396,7 @@ def _normalize(model: Any, vectors: Any) -> Iterator[str]:
 
 
 def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
-    """Give the input and the scores other names, with a copy of the tensor; a weight keeps its name."""
+    """Rename the input and the scores, copying the tensor; a weight keeps its name."""
     from onnx import helper
 
     nodes, (given, wanted) = model.graph.node, names
@@ -407,7 +407,7 @@ def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
         image[0].name = given
     computed = {name for node in nodes for name in node.output}
     if scores.name != wanted and wanted in computed - {output.name for output in model.graph.output}:
-        take_name(model, wanted, "inner")  # such as logits in front of an appended softmax
+        take_name(model, wanted, "inner")  # for example, logits before an appended softmax
     if scores.name != wanted and free_name(model, wanted) == wanted:
         yield f"output '{scores.name}' is named '{wanted}'"
         nodes.append(helper.make_node("Identity", [scores.name], [wanted]))

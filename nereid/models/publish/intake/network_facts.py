@@ -24,7 +24,7 @@ LABEL_FILES = ("labels.txt", "classes.txt")
 # Keys of ONNX metadata with class names; `names` is Ultralytics'.
 LABEL_KEYS = ("names", "classes", "labels", "class_names", "id2label")
 # Key of ONNX metadata with a word per line. Source: PaddleOCR, whose layout detectors list their classes
-# there, and whose recognisers of text list their characters.
+# there, and whose text recognisers list their characters.
 WORDS = "character"
 # Preprocessing files of timm and of Hugging Face, next to the ONNX file.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
@@ -45,8 +45,8 @@ class Noted:
     """The notes of an exporter about the preprocessing.
 
     Args:
-        parameters: of a preprocess model; empty if there are none.
-        origin: for messages.
+        parameters: parameters of a preprocess model; empty if there are none.
+        origin: where the notes come from, for messages.
         size: height and width of the input in pixels; zeros if unknown.
         head: layout of a detector's outputs; empty if unknown.
         problem: why the noted preprocessing cannot be reproduced; empty if it can.
@@ -70,7 +70,7 @@ class NetworkFacts:
         labels_from: their origin, for messages.
         noted: what the exporter noted about the preprocessing.
         task: the kind of network by Ultralytics' names; empty if unknown.
-        characters: those of a recogniser of text; () if there are none.
+        characters: a text recogniser's characters; () if there are none.
     """
 
     sha256: str
@@ -107,7 +107,7 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def _text(path: Path, errors: str) -> str:
-    """Return the text of a file next to the network; WrongUsage if it is larger than such files are."""
+    """Return the text of a file next to the network; WrongUsage if it is larger than such files ever are."""
     with path.open("rb") as file:
         content = file.read(MAX_NEIGHBOUR_BYTES + 1)
     if len(content) > MAX_NEIGHBOUR_BYTES:
@@ -169,8 +169,8 @@ def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, A
 
 
 def literal(text: str) -> Any:
-    """Return a value that is written as JSON or as a Python literal; None for anything else."""
-    if len(text) > MAX_CHARACTERS:  # parsing takes a hundred times the memory
+    """Parse a value written as JSON or as a Python literal; None for anything else."""
+    if len(text) > MAX_CHARACTERS:  # parsing needs a hundred times the memory
         return None
     for parse in (json.loads, ast.literal_eval):
         try:
@@ -247,6 +247,6 @@ def _sides(size: Any) -> Size:
 
 
 def _numbers(mean: Sequence[float], std: Sequence[float], unit: float = 255) -> dict[str, str]:
-    """Return mean and std in pixel levels, `unit` of which are 1 for the exporter."""
+    """Return mean and std in pixel levels; `unit` levels are 1 for the exporter."""
     named = {"mean": mean, "std": std}
     return {key: ", ".join(f"{unit * float(value):g}" for value in values) for key, values in named.items()}

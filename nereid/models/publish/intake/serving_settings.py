@@ -18,7 +18,7 @@ from nereid.vision.inference.signature import NetworkTensor, Signature
 
 PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")
 CHANNELS = 3
-# The presets' `resize_shorter_px` is for this side; other sides scale it in proportion.
+# The presets' `resize_shorter_px` assumes this side, and is scaled in proportion for others.
 USUAL_SIDE_PX = 224
 # Larger images are not decoded, either.
 MAX_SIDE_PX = Limits().max_image_side_px
@@ -41,13 +41,13 @@ class ServingSettings:
 
     Args:
         image: the input of the network.
-        outputs: those that are served, by role; the first one of a classifier holds its scores.
+        outputs: the served outputs, by role; a classifier's first output holds its scores.
         is_last: whether the layout is NHWC.
         is_grey: whether the network had one channel before its changes.
-        classes: the number of classes; 0 if the shapes do not have it.
+        classes: the number of classes; 0 if the shapes do not show it.
         head: the layout of a detector's outputs; empty for other networks.
         left_to_do: preprocessing in front of a network that resizes or normalises its images itself.
-        parameters: all of the preprocessing.
+        parameters: all parameters of the preprocessing.
         has_labels: whether there are class names.
         can_batch: whether the network computes several rows at a time.
         instances: processes of the pinned model on a CPU; None for as many as fit the machine.
@@ -75,12 +75,12 @@ class ServingSettings:
 
 
 def is_grey(original: Signature) -> bool:
-    """Return whether the network in the user's file takes images with one channel."""
+    """Return whether the network in the user's file takes single-channel images."""
     return any(CHANNELS not in tensor.shape and 1 in tensor.shape[1:] for tensor in original.inputs.values())
 
 
 def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedTensor, bool]:
-    """Return the input, and whether its layout is NHWC; WrongUsage if it is no image of that size."""
+    """Return the input, and whether its layout is NHWC; WrongUsage if it is not an image of that size."""
     if len(inputs) != 1:
         raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
     ((name, tensor),) = inputs.items()
@@ -120,7 +120,7 @@ def read_rows(
 ) -> ServingSettings:
     """Read the input, and an output with at least `least` numbers for each image.
 
-    `words` name its rows and its columns, and `fix` is a further remedy. WrongUsage: it has another form.
+    `words` name its rows and its columns, and `fix` is another remedy. WrongUsage: it has another form.
     """
     tensor, (rows, columns) = signature.outputs[output], words
     if len(tensor.shape) != 2 or tensor.shape[1] < least or tensor.datatype != "TYPE_FP32":
@@ -138,7 +138,7 @@ class Images:
     """Whole images, as a preprocess model converts them; an `InputKind`.
 
     Args:
-        usual_size: returns height and width for a network that accepts any, and notes none; zeros for none.
+        usual_size: returns height and width for a network that accepts any and notes none; zeros for none.
     """
 
     usual_size: Callable[[Signature], Size] = lambda signature: ANY_SIZE
@@ -167,8 +167,8 @@ class Images:
     ) -> tuple[dict[str, str], str]:
         """Return all parameters of the preprocessing, and the origin of those that were not given.
 
-        They are the noted and the given ones, and those that input and head determine. A given normalisation
-        or preset replaces all that the exporter noted.
+        They combine the noted and the given parameters with those that input and head determine. A given
+        normalisation or preset replaces everything the exporter noted.
 
         Raises:
             WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
@@ -197,7 +197,7 @@ class Images:
         return parameters | _shorter_side(parameters, settings), noted.origin if known else ""
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
-        """Return none: preprocessing and network are all that the pinned model uses."""
+        """Return nothing, because the pinned model uses only preprocessing and network."""
         return {}
 
     def repeated(
@@ -210,7 +210,7 @@ class Images:
         return NetworkChoices((height, width), past.output, past.activation, past.head)
 
     def instance_bytes(self, network_bytes: int) -> int:
-        """Return the memory of the network, and of all that a process has without one."""
+        """Return the memory of the network plus that of a process without one."""
         return network_bytes + PROCESS_BYTES
 
 
