@@ -1,1 +1,1 @@
-"""What every room uses: contract, errors, files, processes, counters, configs. It imports no other room."""
+"""Shared foundations: contract, errors, files, processes, counters, configs. Imports no other subpackage."""

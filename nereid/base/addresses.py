@@ -1,4 +1,4 @@
-"""Addresses of a server: HOST:PORT, or `unix:PATH` for a socket that is a file."""
+"""Server addresses: HOST:PORT, or `unix:PATH` for a Unix domain socket."""
 
 import http.client
 import socket
@@ -12,7 +12,7 @@ def unix_path(url: str) -> str:
 
 
 def open_http(url: str, timeout_s: float) -> http.client.HTTPConnection:
-    """Return an HTTP connection to an address; it connects with the first request."""
+    """Return an HTTP connection to an address; it connects on the first request."""
     if path := unix_path(url):
         return _UnixConnection(path, timeout_s)
     return http.client.HTTPConnection(url, timeout=timeout_s)

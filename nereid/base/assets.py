@@ -21,16 +21,16 @@ CHELSEA = _PHOTOS / "chelsea.jpg"
 SAMPLES = (COFFEE, CHELSEA)
 # A rendered parcel label, made for this package.
 PARCEL_LABEL = _PHOTOS / "parcel_label.jpg"
-# Files that commands write beside models; a copy starts without them.
+# Files that commands write next to models; copies exclude them.
 STATE = ("*.history.jsonl", ".*.nereid", "tuned.pbtxt", "__pycache__")
 
 
 def copy_models(source: Path, target: Path) -> None:
-    """Copy a model, or a repository, without the state of a server; existing files are replaced.
+    """Copy a model or repository without a server's state files; existing files are overwritten.
 
     Raises:
         OSError: a file cannot be read or written.
     """
-    import shutil  # loads compression, for which each stub would pay
+    import shutil  # loads the compression modules, which would cost every stub
 
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(*STATE), dirs_exist_ok=True)

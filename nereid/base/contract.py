@@ -1,58 +1,58 @@
-"""The wire contract: names, limits and texts that the server, its clients and the gateway must share.
+"""The wire contract: names, limits and message texts shared by the server, its clients and the gateway.
 
-docs/contract.md describes them for users. This module imports nothing of the package.
+docs/contract.md describes them for users. This module imports nothing from the package.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# The input of every task, and the output of a model that classifies images.
+# The input of every task, and the output of an image classifier.
 IMAGE, SCORES = "image", "scores"
 # Outputs of a model that reads text: one entry per line, in reading order. `box` is [-1, 4, 2], its corners.
 TEXT, CONFIDENCE, BOX = "text", "confidence", "box"
-# Further output of a model that reads fields of a document: one JSON object per field.
+# Additional output of a model that reads document fields: one JSON object per field.
 FIELD = "field"
-# Further outputs of a model that reads barcodes: one entry per barcode. `barcode_box` is [-1, 4, 2].
+# Additional outputs of a model that reads barcodes: one entry per barcode. `barcode_box` is [-1, 4, 2].
 BARCODE, SYMBOLOGY, BARCODE_BOX = BARCODE_OUTPUTS = "barcode", "symbology", "barcode_box"
-# Further outputs of a model that reads files with several pages: the page of each line, and of each barcode,
-# from 1; and [-1, 2], width and height of each page in pixels.
+# Additional outputs of a model that reads multi-page files: the page number, from 1, of each line and of
+# each barcode; and each page's width and height in pixels, [-1, 2].
 PAGE, BARCODE_PAGE, PAGE_SIZE = PAGE_OUTPUTS = "page", "barcode_page", "page_size"
-# Outputs of a model that finds objects, with `box` [-1, 4]: left, top, right, bottom. One entry per object.
+# Outputs of an object detector, with `box` [-1, 4]: left, top, right, bottom. One entry per object.
 SCORE, LABEL = "score", "label"
 # Output of a model that computes embeddings: one vector per image.
 EMBEDDING = "embedding"
-# Most lines of text, and most objects, of one image; those with the least confidence are left out.
+# Maximum text lines and objects per image; the least confident are dropped.
 MAX_LINES, MAX_OBJECTS = 1000, 300
-# Further outputs of a route: which variant responded, and why it was chosen.
+# Additional outputs of a route: which variant responded, and why it was chosen.
 VARIANT, VERSION, REASON = ROUTE_OUTPUTS = "variant", "version", "route_reason"
 
 VARIANT_HEADER, VERSION_HEADER, ROUTE_KEY_HEADER = "x-variant", "x-model-version", "x-route-key"
-# Options of a request by their names in clients and in the gateway's query.
+# Request options, by their names in clients and in the gateway's query string.
 OPTION_HEADERS = {"variant": VARIANT_HEADER, "version": VERSION_HEADER, "route_key": ROUTE_KEY_HEADER}
-# Headers that the rules of a route read.
+# Headers read by a route's rules.
 ROUTE_HEADER_PREFIX = "x-route-"
-# Triton forwards exactly the headers that our backends read: other `x-` headers may carry API keys.
+# Triton forwards only the headers that our backends read; other `x-` headers may carry API keys.
 ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
 FORWARDED_HEADERS = "(?i)^(x-(variant|model-version|route-[a-z0-9-]+)|traceparent|nereid-probe)$"
-# W3C trace context, as a header or as a parameter between models; and when they sent it, in ns since 1970.
+# W3C trace context, as a header or as a parameter between models; and its time of sending, in ns since 1970.
 TRACE_PARAMETER, SENT_PARAMETER = "traceparent", "nereid_sent_ns"
-# Marks a health check or a warm-up, which is not traffic. The gateway does not forward it for callers.
+# Marks a health check or warm-up, which does not count as traffic. The gateway never forwards a caller's.
 PROBE_HEADER = "nereid-probe"
-# Only our own processes send these parameters.
+# Parameters that only our own processes may send.
 RESERVED_PARAMETERS = frozenset({TRACE_PARAMETER, SENT_PARAMETER, PROBE_HEADER})
-# Opens the restricted APIs. Over gRPC, Triton expects its own prefix before the name.
+# Grants access to the restricted APIs. Over gRPC, Triton expects the name with its own prefix.
 TOKEN_HEADER = "nereid-token"
-# The key of a gateway's caller.
+# A gateway caller's API key.
 KEY_HEADER = "x-api-key"
 GRPC_TOKEN_HEADER = f"triton-grpc-protocol-{TOKEN_HEADER}"
-# Request parameter: a time of time.monotonic_ns, which all processes of a machine share.
+# Request parameter: a time from time.monotonic_ns, a clock that all processes on a machine share.
 DEADLINE_PARAMETER = "deadline_monotonic_ns"
 
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 MAX_IMAGE_BYTES = 32 * 2**20
 
-# First words of the server's own errors. BLS and an ensemble pass on only the text of an error.
+# Prefixes of the server's own error messages, because BLS and ensembles pass on only an error's text.
 INVALID_REQUEST_PREFIX = "invalid request: "
 INVALID_IMAGE_PREFIX = "invalid image: "
 INFERENCE_FAILED_PREFIX = "inference failed: "
@@ -60,19 +60,19 @@ OVERLOADED_PREFIX = "overloaded: "
 DEADLINE_EXCEEDED_PREFIX = "deadline exceeded: "
 UNAVAILABLE_PREFIX = "unavailable: "
 CANCELLED_PREFIX = "cancelled: "
-# After `UNAVAILABLE_PREFIX`: the device of one instance, such as a GPU, failed.
+# Follows `UNAVAILABLE_PREFIX`: an instance's device, such as its GPU, failed.
 DEVICE_FAILED = "device failed: "
 
-# Triton's own texts. Source: core and python_backend r24.10; each was seen.
+# Triton's own messages. Source: core and python_backend r24.10; each was observed.
 QUEUE_FULL_TEXT = "Exceeds maximum queue size"
 QUEUE_TIMEOUT_TEXT = "Request timeout expired"
 NOT_HEALTHY_TEXT = "is not healthy"
 NOT_READY_TEXT = "is not ready"
-# It goes on with the name of a region, which helps to attack a server (CVE-2025-23320).
+# The message continues with a region name, which helps an attacker (CVE-2025-23320).
 SHARED_MEMORY_FULL_TEXT = "Failed to increase the shared memory pool size"
 SHARED_MEMORY_FULL = "the memory that the server's processes share is full"
 RESTRICTED_TEXT = "is restricted"
-# A line of the server's log, which its supervisor reads.
+# A server log line that the supervisor reads.
 _FAILED_DEVICE = re.compile(rf'"?{DEVICE_FAILED}process (\d+) of ')
 _UNHEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
@@ -83,11 +83,11 @@ _EACH_IMAGE = re.compile(r"(?:^|; )image (\d+): ")
 
 @dataclass(frozen=True, slots=True)
 class BadImages:
-    """The images that a rejected request should not contain.
+    """The invalid images listed in the error of a rejected request.
 
     Attributes:
-        prefix: the text before the list: Triton's own, then the prefix of the error.
-        reasons: why each image was rejected, by its index in the request; empty if the list does not fit
+        prefix: the text before the list: Triton's own, then the error's prefix.
+        reasons: why each image was rejected, by its index in the request; empty if the list does not match
             the request.
     """
 
@@ -96,7 +96,7 @@ class BadImages:
 
 
 def format_bad_images(reasons: Mapping[int, str], count: int) -> str:
-    """Return the message of a request with bad images; `read_bad_images` is its inverse.
+    """Return the error message for a request with bad images; the inverse of `read_bad_images`.
 
     Args:
         reasons: why each image was rejected, by its index in the request.
@@ -107,10 +107,10 @@ def format_bad_images(reasons: Mapping[int, str], count: int) -> str:
 
 
 def read_bad_images(text: str, count: int) -> BadImages | None:
-    """Read the list of `format_bad_images` from an error's text; None if the text has none.
+    """Read the list written by `format_bad_images` from an error's text, or return None if it has no list.
 
     Args:
-        text: the message, perhaps after a prefix.
+        text: the message, possibly with a prefix.
         count: images in the request.
     """
     found = _BAD_IMAGES.search(text)
@@ -124,23 +124,23 @@ def read_bad_images(text: str, count: int) -> BadImages | None:
 
 
 def read_batch_limit(text: str) -> int | None:
-    """Read the largest batch from Triton's rejection of a larger one; None if the text has no limit."""
+    """Read the batch limit from Triton's rejection of a larger batch; None if the text names no limit."""
     found = _BATCH_LIMIT.search(text)
     return int(found[1]) if found else None
 
 
 def read_unhealthy_instance(text: str) -> str:
-    """Return the instance that Triton's message calls unhealthy; empty for other messages."""
+    """Return the instance that Triton's message reports as unhealthy; empty for other messages."""
     found = _UNHEALTHY.search(text)
     return found[1] if found else ""
 
 
 def format_failed_device(pid: int, model: str, reason: str) -> str:
-    """Return the line of the log by which a process of `model` reports that its device failed."""
+    """Return the log line with which a process of `model` reports that its device failed."""
     return f"{DEVICE_FAILED}process {pid} of {model} must be replaced: {reason}"
 
 
 def read_failed_device(line: str) -> int | None:
-    """Return the process in a line of `format_failed_device`, perhaps quoted; None for other lines."""
+    """Return the pid in a line from `format_failed_device`, possibly quoted; None for other lines."""
     found = _FAILED_DEVICE.match(line)
     return int(found[1]) if found else None

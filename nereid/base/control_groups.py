@@ -1,4 +1,4 @@
-"""Limits of the control groups of a process: cores, memory, processes, and their effects."""
+"""Control-group limits of a process (cores, memory, processes) and their effects."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,30 +6,30 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-# Version 1 has numbers near 2^63 for groups without a limit of memory.
+# cgroup v1 reports numbers near 2^63 for groups without a memory limit.
 UNLIMITED = 2**60
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The control group of this process, and those around it, of both versions.
+    """This process's control group and its ancestors, in cgroup v1 and v2.
 
-    A container usually sees its own group only, as the root; a service of systemd has a group of its own.
+    A container usually sees only its own group, as the root; a systemd service has its own group.
 
     Args:
         root: where the control groups are mounted.
-        membership: the list of this process's groups.
+        membership: the file that lists this process's groups.
     """
 
     root: Path = Path("/sys/fs/cgroup")
     membership: Path = Path("/proc/self/cgroup")
 
     def cores(self) -> float:
-        """Return the smallest quota in cores, infinite without one."""
+        """Return the smallest CPU quota in cores; infinite if there is none."""
         quotas = [inf]
         for folder in self._folders("cpu"):
             with contextlib.suppress(OSError, ValueError):
-                quota, period = (folder / "cpu.max").read_text().split()  # of version 2
+                quota, period = (folder / "cpu.max").read_text().split()  # version 2
                 quotas.append(float(quota) / float(period))
             with contextlib.suppress(OSError, ValueError):
                 quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
@@ -37,15 +37,15 @@ class ControlGroups:
         return min(quotas)
 
     def memory_limit(self) -> float:
-        """Return the smallest limit in bytes, infinite without one."""
+        """Return the smallest memory limit in bytes; infinite if there is none."""
         return min((limit for limit, _ in self._memory()), default=inf)
 
     def free_memory(self) -> float:
-        """Return the bytes that are left of the limits, at least 0, infinite without a limit."""
+        """Return the bytes left within the limits, at least 0; infinite if there is no limit."""
         return max(0, min((limit - used for limit, used in self._memory()), default=inf))
 
     def memory_kills(self) -> int:
-        """Return how many processes the kernel has ended for lack of memory; 0 if it does not count them."""
+        """Return how many processes the kernel has killed for lack of memory; 0 if it does not count them."""
         for folder in self._folders("memory"):
             for name in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError, ValueError, KeyError):  # Linux before 4.13 has no such line
@@ -54,7 +54,7 @@ class ControlGroups:
         return 0
 
     def process_limit(self) -> float:
-        """Return the smallest limit of processes and threads, infinite without one."""
+        """Return the smallest limit on processes and threads; infinite if there is none."""
         limits = [inf]
         for folder in self._folders("pids"):
             with contextlib.suppress(OSError, ValueError):  # "max" is not a number
@@ -62,7 +62,7 @@ class ControlGroups:
         return min(limits)
 
     def process_refusals(self) -> int:
-        """Return how many processes and threads the kernel has refused; 0 if it does not count them."""
+        """Return how many processes and threads the kernel refused to create; 0 if it does not count them."""
         count = 0
         for folder in self._folders("pids"):
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -70,7 +70,7 @@ class ControlGroups:
         return count
 
     def throttling(self) -> tuple[int, int]:
-        """Return the periods in which the quota in cores stopped threads, and all periods; 0 without one."""
+        """Return the number of throttled periods and of all periods; 0 if there is no CPU quota."""
         for folder in self._folders("cpu"):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 lines = (folder / "cpu.stat").read_text().splitlines()
@@ -79,7 +79,7 @@ class ControlGroups:
         return 0, 0
 
     def _memory(self) -> Iterator[tuple[int, int]]:
-        """Yield limit and use of each group that has a limit."""
+        """Yield the limit and usage of each group that has a limit."""
         for folder in self._folders("memory"):
             for limit, used in [
                 ("memory.max", "memory.current"),

@@ -1,4 +1,4 @@
-"""Errors: the class decides the exit code of a command, and the code of Triton for an inference."""
+"""Errors: the class determines a command's exit code and an inference's Triton error code."""
 
 import contextlib
 import re
@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from nereid.base import contract
 
-# Errors of CUDA after which a process must be replaced, or the device is gone. Others, such as an invalid
-# value, are those of the network or of its input. Source: cudaError_t, CUDA 12.6, driver_types.h.
+# CUDA errors after which the process must be replaced or the device is gone. Others, such as an invalid
+# value, are caused by the network or its input. Source: cudaError_t, CUDA 12.6, driver_types.h.
 LOST_DEVICE = frozenset(
     {
         *(3, 4),  # not initialised, unloading
         *(46, 100, 101),  # unavailable, no device, invalid device
-        *(214, 220, 226),  # uncorrectable errors of memory, NVLink, and contained ones
+        *(214, 220, 226),  # uncorrectable memory, NVLink and contained errors
         *(700, 702, 709, 710),  # illegal address, launch timeout, destroyed context, assertion
-        *(714, 715, 716, 717, 718, 719),  # errors of a kernel
+        *(714, 715, 716, 717, 718, 719),  # kernel errors
         *(802, 805, 806, 807),  # the system, or the MPS server, is not ready
         999,
     }
@@ -23,14 +23,14 @@ LOST_DEVICE = frozenset(
 
 
 class ServingError(Exception):
-    """Base of all errors; `code` names a `TritonError` code, `prefix` starts every message of the class."""
+    """Base of all errors; `code` names a `TritonError` code, `prefix` starts every message of that class."""
 
     code: ClassVar[str] = "INTERNAL"
     prefix: ClassVar[str] = "error: "
 
     @property
     def outcome(self) -> str:
-        """Label of the class in metrics, such as `invalid_image`."""
+        """The class's label in metrics, such as `invalid_image`."""
         return self.prefix.strip(": ").replace(" ", "_")
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class ServingError(Exception):
 
 
 class InvalidRequest(ServingError):
-    """The request is invalid; a repeated request fails equally."""
+    """The request is invalid; repeating it fails the same way."""
 
     code = "INVALID_ARG"
     prefix = contract.INVALID_REQUEST_PREFIX
@@ -51,13 +51,13 @@ class InvalidImage(InvalidRequest):
 
 
 class InferenceFailed(ServingError):
-    """The runtime failed on a request that seemed valid."""
+    """The runtime failed on a request that looked valid."""
 
     prefix = contract.INFERENCE_FAILED_PREFIX
 
 
 class RuntimeFailed(InferenceFailed):
-    """ONNX Runtime rejected the request or failed; `onnx runtime error CODE: …`, NVIDIA's text."""
+    """ONNX Runtime rejected the request or failed; the message is NVIDIA's `onnx runtime error CODE: …`."""
 
     prefix = ""
 
@@ -81,21 +81,21 @@ class DeadlineExceeded(ServingError):
 
 
 class Unavailable(ServingError):
-    """The model is unreachable: it has not received the request."""
+    """The model is unreachable and did not receive the request."""
 
     code = "UNAVAILABLE"
     prefix = contract.UNAVAILABLE_PREFIX
 
 
 class Died(Unavailable):
-    """The process of the model is dead: since an earlier request, or because of this one."""
+    """The model's process died, either on an earlier request or because of this one."""
 
 
 class DeviceFailed(Unavailable):
-    """The device of an instance failed, so the instance must be replaced: a broken CUDA context stays broken.
+    """An instance's device failed, so the instance must be replaced: a broken CUDA context stays broken.
 
     Args:
-        reason: the text of the error of ONNX Runtime or of CuPy.
+        reason: the error text from ONNX Runtime or CuPy.
     """
 
     def __init__(self, reason: str) -> None:
@@ -104,26 +104,26 @@ class DeviceFailed(Unavailable):
 
 
 class Cancelled(ServingError):
-    """The client has disconnected; the request is not computed."""
+    """The client disconnected; the request is not computed."""
 
     code = "CANCELLED"
     prefix = contract.CANCELLED_PREFIX
 
 
 class InvalidConfig(ServingError):
-    """A model's configuration is invalid; it fails the load, with Triton's texts and no prefix."""
+    """A model's configuration is invalid; loading fails with Triton's own messages and no prefix."""
 
     code = "INVALID_ARG"
     prefix = ""
 
 
 def is_fault(error: ServingError | None) -> bool:
-    """Return whether the server failed, and not because of its caller or of a deliberate limit."""
+    """Return whether the server is at fault, rather than the caller or a deliberate limit."""
     return error is not None and not isinstance(error, InvalidRequest | Overloaded | Cancelled)
 
 
 def official_text(error: Exception) -> str:
-    """Format an exception of ONNX Runtime on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
+    """Format an ONNX Runtime exception on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
     text = str(error)
     found = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
     code, message = (found["code"], found["message"]) if found else ("1", text)
@@ -131,9 +131,9 @@ def official_text(error: Exception) -> str:
 
 
 def lost_device(error: Exception) -> DeviceFailed | None:
-    """Return the failure of the device if CuPy raised `error` for it: its `status` is the code of CUDA.
+    """Return the device failure if that is why CuPy raised `error`, whose `status` is the CUDA error code.
 
-    CuPy raises `CUDADriverError` where it starts a kernel, and `CUDARuntimeError` elsewhere.
+    CuPy raises `CUDADriverError` when it launches a kernel, and `CUDARuntimeError` elsewhere.
     """
     if (
         type(error).__name__ in ("CUDADriverError", "CUDARuntimeError")
@@ -144,19 +144,19 @@ def lost_device(error: Exception) -> DeviceFailed | None:
 
 
 def from_exception(error: Exception) -> ServingError:
-    """Return the error for a request that raised `error`: itself if it is in this tree."""
+    """Return the serving error for a request that raised `error`: `error` itself if it already is one."""
     if not isinstance(error, ServingError):
         return lost_device(error) or InferenceFailed(f"{type(error).__name__}: {error}")
-    # Frames of the traceback and of the context would keep the request in memory until the collector runs.
+    # The frames of the traceback and context would keep the request in memory until garbage collection.
     error.__traceback__ = error.__context__ = None
     return error
 
 
 def from_message(message: str) -> ServingError:
-    """Restore the error whose text BLS or an ensemble passed on.
+    """Restore the error whose text was passed on by BLS or an ensemble.
 
     Triton may insert its own text before it (`in ensemble 'classify_v1', …`), so the first prefix anywhere in
-    the message counts. Some texts are Triton's own. Any other is `InferenceFailed`.
+    the message decides. Some messages are Triton's own. Any other becomes `InferenceFailed`.
     """
     if contract.SHARED_MEMORY_FULL_TEXT in message:
         return Overloaded(contract.SHARED_MEMORY_FULL)
@@ -197,20 +197,20 @@ class WrongUsage(OperationFailed):
 
 
 class ServerError(OperationFailed):
-    """The server cannot start, or ended by itself."""
+    """The server cannot start, or exited by itself."""
 
 
 @contextlib.contextmanager
 def invalid_values() -> Iterator[None]:
-    """Turn a `ValueError` about an option into wrong usage."""
+    """Turn a `ValueError` about an option into `WrongUsage`."""
     try:
         yield
     except ValueError as error:
         raise WrongUsage(str(error)) from None
 
 
-# Source: onnxruntime 1.31, core/framework/bfc_arena.cc (the first two; the second if `gpu_mem_limit` is
-# reached), libstdc++, and the names of errors in CUDA 12, cuBLAS and cuDNN 9.
+# Source: onnxruntime 1.31, core/framework/bfc_arena.cc (the first two; the second when `gpu_mem_limit` is
+# reached), libstdc++, and the error names of CUDA 12, cuBLAS and cuDNN 9.
 _NO_MEMORY = re.compile(
     r"Failed to allocate memory for requested buffer"
     r"|Available memory of \d+ is smaller than requested bytes of"
@@ -228,7 +228,7 @@ _BROKEN_DEVICE = re.compile(
     r"|GPU (has fallen off the bus|is lost)",
     re.IGNORECASE,
 )
-# INVALID_ARGUMENT: such a text may contain parts of the request.
+# INVALID_ARGUMENT: this message may quote parts of the request.
 _OF_THE_REQUEST = "onnx runtime error 2: "
 
 

@@ -1,4 +1,4 @@
-"""Atomic replacement of files, moves that survive a power failure, and locks that end with their process."""
+"""Atomic file replacement, moves that survive a power failure, and locks released when a process exits."""
 
 import contextlib
 import errno
@@ -12,19 +12,19 @@ from typing import BinaryIO
 
 from nereid.base.errors import OperationFailed
 
-# Errors of the system for a full disk and a used up quota.
+# System errors for a full disk and an exhausted quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LOCK_TIMEOUT_S = 5.0
 POLL_S = 0.02
 
 
 class LockTimeout(OperationFailed):
-    """Another process holds the lock of a file."""
+    """Another process holds a file's lock."""
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give errors of the system the name of a file; those of a write, such as on a full disk, have none."""
+    """Add the file name to system errors; a failed write, such as on a full disk, does not report one."""
     try:
         yield
     except OSError as error:
@@ -34,13 +34,13 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
-    """Replace a file atomically and durably: a reader sees the whole old content or the whole new one.
+    """Replace a file atomically and durably: readers see either all of the old content or all of the new.
 
-    A link stays, and its target is replaced. The new file gets the old one's owner and mode, or mode 0644.
+    If the path is a link, its target is replaced. The new file keeps the old owner and mode, or has 0644.
 
     Args:
         path, content: the file, whose folder must exist, and its new content.
-        staging: a folder of the same filesystem for the temporary file; default: the file's own folder.
+        staging: a folder on the same filesystem for the temporary file; default: the file's own folder.
 
     Raises:
         OSError: the file cannot be written.
@@ -61,7 +61,7 @@ def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a file or folder atomically; after a power failure it is whole, at the old or the new place.
+    """Move a file or folder atomically; after a power failure it is intact, at the old or the new path.
 
     Raises:
         OSError: something cannot be read or written.
@@ -75,7 +75,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or the entries of a folder, to the disk; some filesystems do not support folders.
+    """Flush a file, or a folder's entries, to disk; some filesystems do not support this for folders.
 
     Raises:
         OSError: the disk reports an error.
@@ -91,25 +91,25 @@ def sync(path: Path) -> None:
 
 
 def state_folder(repository: Path) -> Path:
-    """Return the folder for what belongs to a model repository: in it, Triton would take it for a model."""
+    """Return a model repository's state folder, kept outside it because Triton would take it for a model."""
     real = repository.resolve()
     return real.parent / f".{real.name}.nereid"
 
 
 @contextlib.contextmanager
 def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[BinaryIO]:
-    """Open a file for appending under an exclusive lock, which the kernel releases when the process ends.
+    """Open a file for appending under an exclusive lock, which the kernel releases when the process exits.
 
     Args:
-        path: the file; it is created if it is missing.
-        holder: the command that may hold the lock, for the message.
-        timeout_s: maximum wait for the lock.
+        path: the file; created if missing.
+        holder: the command that may hold the lock, for the error message.
+        timeout_s: maximum wait for the lock, in seconds.
 
     Raises:
         LockTimeout: another process held the lock for `timeout_s`.
         OSError: the file cannot be written.
     """
-    # Without a buffer, which would keep what a full disk rejects, and write it later.
+    # Unbuffered: a buffer would keep what a full disk rejects and write it later.
     with open(path, "a+b", buffering=0, opener=_without_link) as file:
         deadline = time.monotonic() + timeout_s
         while not _try_lock(file.fileno(), fcntl.LOCK_EX):
@@ -127,7 +127,7 @@ def _without_link(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Wait for the exclusive lock of a folder, which the kernel releases when the process ends.
+    """Wait for an exclusive lock on a folder, which the kernel releases when the process exits.
 
     Raises:
         OSError: the folder cannot be read.
@@ -141,7 +141,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the exclusive lock of a file or folder.
+    """Return whether any process holds an exclusive lock on a file or folder.
 
     Raises:
         OSError: it cannot be read.

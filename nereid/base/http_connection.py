@@ -1,4 +1,4 @@
-"""HTTP/1.1 client connections with little work per request."""
+"""HTTP/1.1 client connections with little overhead per request."""
 
 import asyncio
 import http.client
@@ -12,9 +12,9 @@ import httptools
 
 from nereid.base.addresses import unix_path
 
-# Headers that say where a body ends; without them the end of the connection does.
+# Headers that delimit a body; without them, it ends when the connection closes.
 _FRAMING = {b"content-length", b"transfer-encoding"}
-# Bytes of a peer without HTTP in its error.
+# Bytes quoted in the error about a peer that does not speak HTTP.
 MAX_LINE = 24
 
 
@@ -52,7 +52,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next part of a response; other bytes end the connection."""
+        """Parse the next part of a response; close the connection on unexpected bytes."""
         if self._answer is None or self._answer.done():
             self._foreign = data
             self.close()
@@ -65,7 +65,7 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def on_message_begin(self) -> None:
-        """Start a response; one that nobody awaits ends the connection. Called by the parser."""
+        """Start a response; close the connection if nobody awaits one. Called by the parser."""
         self._response, self._pieces, self._has_head = HttpResponse(), [], False
         if self._answer is None or self._answer.done():
             self.close()
@@ -92,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
             self._answer.set_result(self._response)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report to the sender that no response will come, or that its body has ended."""
+        """Tell the sender that no response will arrive, or that the body is complete."""
         self._transport = None
         ends_body = self._has_head and error is None and not _FRAMING & self._response.headers.keys()
         if ends_body:
@@ -100,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
         self._fail(self._ended())
 
     def _ended(self) -> Exception:
-        """Return the error without a response; bytes other than HTTP show which protocol the peer speaks."""
+        """Return the error for a missing response; non-HTTP bytes show which protocol the peer speaks."""
         if self._foreign:
             return http.client.BadStatusLine(self._foreign[:MAX_LINE].decode("latin-1"))
         return ConnectionResetError("the connection ended before the response")
@@ -117,11 +117,11 @@ class HttpConnection(asyncio.Protocol):
     async def send(
         self, request: Sequence[bytes | memoryview], timeout_s: float | None = None
     ) -> HttpResponse:
-        """Send the parts of a complete request, and return its response.
+        """Send the parts of a complete request and return the response.
 
         Raises:
-            ConnectionResetError: the connection ended before the response.
-            BadStatusLine: the peer does not send HTTP; the error has its first bytes.
+            ConnectionResetError: the connection closed before the response.
+            BadStatusLine: the peer does not speak HTTP; the error contains its first bytes.
             TimeoutError: there was no response in time.
         """
         if self._transport is None:
@@ -146,10 +146,10 @@ class HttpConnection(asyncio.Protocol):
 
 
 class HttpConnections:
-    """Connections to one server that are reused; a request that finds none free opens another.
+    """Reusable connections to one server; a request opens a new one if none is free.
 
     Args:
-        url: address of the server, HOST:PORT or `unix:PATH`.
+        url: server address, HOST:PORT or `unix:PATH`.
     """
 
     def __init__(self, url: str) -> None:
@@ -159,7 +159,7 @@ class HttpConnections:
         self._busy: set[HttpConnection] = set()
 
     def taken(self) -> "TakenConnection":
-        """Give a connection for one request; an error or a cancellation ends the connection.
+        """Return a connection for one request; an error or cancellation closes it.
 
         Raises:
             OSError: the server cannot be reached.
@@ -174,11 +174,11 @@ class HttpConnections:
         body: Sequence[bytes | memoryview] = (),
         timeout_s: float | None = None,
     ) -> HttpResponse:
-        """Send a request, and return its response; a cancelled request ends its connection.
+        """Send a request and return its response; cancelling the request closes its connection.
 
         Raises:
-            OSError: no response came; TimeoutError without a number: not in time.
-            HTTPException: the peer does not send HTTP.
+            OSError: there was no response; a TimeoutError without an errno means it did not arrive in time.
+            HTTPException: the peer does not speak HTTP.
         """
         head, began_s = self.head(method, path, headers, sum(map(len, body))), time.monotonic()
         async with TakenConnection(self._url, self._idle, self._busy, timeout_s) as connection:
@@ -192,14 +192,14 @@ class HttpConnections:
         self._idle.clear()
 
     def head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int) -> bytes:
-        """Return the head of a request with a body of that length."""
+        """Return the head of a request whose body has the given length."""
         lines = [f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\n".encode()]
         lines += map(b"%b: %b\r\n".__mod__, headers)
         return b"".join([*lines, b"content-length: %d\r\n\r\n" % body_bytes])
 
 
 class TakenConnection:
-    """A connection for one request, as an asynchronous context."""
+    """A connection for one request, as an asynchronous context manager."""
 
     __slots__ = ("_busy", "_connection", "_idle", "_timeout_s", "_url")
 

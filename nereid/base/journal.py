@@ -1,4 +1,4 @@
-"""Journals: append-only files of JSON lines of one kind, which survive a killed writer and damage."""
+"""Journals: append-only JSON-lines files of one entry type that survive killed writers and damage."""
 
 import os
 import re
@@ -19,12 +19,12 @@ from nereid.base.errors import OperationFailed
 
 Entry = TypeVar("Entry", bound=msgspec.Struct)
 Append = Callable[[Entry], None]
-# The last key of each object: the checksum of the object without it.
+# The last key of each object: a checksum of the rest of the object.
 CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\n?$')
 
 
 class _Fault(Enum):
-    """Why a line has no entry: it was left incomplete, has changed, or another release wrote it."""
+    """Why a line has no entry: it is incomplete, was altered, or was written by another release."""
 
     INCOMPLETE, DAMAGED, FOREIGN = auto(), auto(), auto()
 
@@ -34,8 +34,8 @@ class Journal(Generic[Entry]):
     """An append-only file of JSON lines; a missing file has no entries.
 
     Attributes:
-        path, kind: the file, and the class of its entries.
-        holder: the command that may hold the lock, for the message.
+        path, kind: the file and the class of its entries.
+        holder: the command that may hold the lock, for the error message.
     """
 
     path: Path
@@ -43,12 +43,12 @@ class Journal(Generic[Entry]):
     holder: str
 
     def read(self) -> tuple[Entry, ...]:
-        """Return the entries, oldest first, without those that a killed writer left incomplete.
+        """Return the entries, oldest first, skipping any that a killed writer left incomplete.
 
-        Damaged lines before the last one are left out, too: see `note_on_damage`.
+        Damaged lines before the last one are skipped too; see `note_on_damage`.
 
         Raises:
-            OperationFailed: a line is JSON, but not of this kind, or the last line is damaged.
+            OperationFailed: a line is JSON but not an entry of this kind, or the last line is damaged.
         """
         lines = self._lines()
         for number, line in lines.items():
@@ -66,11 +66,11 @@ class Journal(Generic[Entry]):
         return _entries(lines)
 
     def read_intact(self) -> tuple[Entry, ...]:
-        """Return the entries that can be read, oldest first."""
+        """Return the readable entries, oldest first."""
         return _entries(self._lines())
 
     def note_on_damage(self) -> str:
-        """Return a note on the damaged lines before the last one, empty without any."""
+        """Return a note about damaged lines before the last one, or an empty string."""
         earlier = [*self._lines().items()][:-1]
         damaged = ", ".join(str(number) for number, line in earlier if line is _Fault.DAMAGED)
         note = f"note: damaged lines of '{self.path}' are ignored: {damaged}; fix: remove them"
@@ -78,9 +78,9 @@ class Journal(Generic[Entry]):
 
     @contextmanager
     def locked(self, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[Append[Entry]]:
-        """Hold the lock of the file, which is created if it is missing; give the function that appends.
+        """Hold the file's lock, creating the file if missing, and yield a function that appends entries.
 
-        An entry is durable when that function returns, and begins after the end of an incomplete last line.
+        When that function returns, the entry is on disk, on its own line even after an incomplete last line.
         It raises `OSError` if the entry cannot be written.
 
         Raises:
@@ -91,7 +91,7 @@ class Journal(Generic[Entry]):
             yield partial(_append, file)
 
     def _lines(self) -> dict[int, Entry | _Fault]:
-        """Return an entry or its fault by the number of its line, without empty lines."""
+        """Map each non-empty line's number to its entry or fault."""
         try:
             lines = self.path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class Journal(Generic[Entry]):
 
 
 def user_name(user_id: int) -> str:
-    """Return the name of a user, or the user's number if the system has no name, as in a container."""
+    """Return a user's name, or the numeric id if the system has no name for it, as in a container."""
     try:
         return getpwuid(user_id).pw_name
     except KeyError:

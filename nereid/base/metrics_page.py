@@ -1,7 +1,7 @@
-"""Prometheus' text format: the samples of a metrics page, and their growth since an earlier page.
+"""Prometheus text format: the samples of a metrics page, and their increase since an earlier page.
 
-Counters begin anew when their process restarts. A counter that has fallen was reset, and its new value is its
-growth, as in Prometheus.
+Counters restart at zero when their process restarts. As in Prometheus, a counter that decreased was reset,
+so its new value is the increase.
 """
 
 import http.client
@@ -15,7 +15,7 @@ from nereid.base.addresses import open_http
 
 Labels = tuple[tuple[str, str], ...]
 LabelSet = frozenset[tuple[str, str]]
-# By label, its value or its possible values.
+# Each label's required value, or its allowed values.
 Wanted = Mapping[str, str | Collection[str]]
 ANY: Wanted = {}
 BUCKET, BOUND = "_bucket", "le"
@@ -25,16 +25,16 @@ GAUGE = re.compile(r"# TYPE (\w+) gauge")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The values of a page by name and labels, or their growth between two pages; names of its gauges."""
+    """A page's values by name and labels, or their increase between two pages; and its gauges' names."""
 
     samples: Mapping[str, Mapping[LabelSet, float]]
     gauges: Collection[str] = ()
 
     @classmethod
     def parse(cls, page: str, prefixes: tuple[str, ...] = ("",), labels: Wanted = ANY) -> "Snapshot":
-        """Parse the samples of a page whose names have one of the prefixes, and that have these labels.
+        """Parse a page's samples whose names start with one of the prefixes and that have these labels.
 
-        `prometheus_client.parser` appends `_total` to the counters of Triton, such as `nv_inference_count`.
+        `prometheus_client.parser` would append `_total` to Triton's counters, such as `nv_inference_count`.
         """
         samples: dict[str, dict[LabelSet, float]] = defaultdict(dict)
         for line in page.splitlines():
@@ -45,10 +45,10 @@ class Snapshot:
         return cls(dict(samples), frozenset(GAUGE.findall(page)))
 
     def __sub__(self, earlier: "Snapshot") -> "Snapshot":
-        """Return the growth of all counters since an earlier page; it has no gauges.
+        """Return the increase of all counters since an earlier page; the result has no gauges.
 
-        A series that the earlier page lacks has grown from zero, and one that has gone does not count. One
-        smaller value shows that all series of a histogram were reset, even if others exceed the old ones.
+        A series missing from the earlier page increased from zero; one that disappeared is ignored. If any
+        value of a histogram decreased, all its series were reset, even those that exceed their old values.
         """
         counters = {name: series for name, series in self.samples.items() if name not in self.gauges}
         resets = {
@@ -70,7 +70,7 @@ class Snapshot:
         )
 
     def was_reset(self, earlier: "Snapshot", counters: Collection[str]) -> bool:
-        """Return whether a series of these counters has fallen or gone since an earlier page."""
+        """Return whether any series of these counters decreased or disappeared since an earlier page."""
         return any(
             self._value(name, labels) < value
             for name in counters
@@ -83,9 +83,9 @@ class Snapshot:
     def sums(
         self, name: str, *by: str, labels: Wanted = ANY, without: Wanted = ANY
     ) -> dict[tuple[str, ...], float]:
-        """Return the sums of the series with all of `labels` and none of `without`.
+        """Return the sums of the series that match all of `labels` and none of `without`.
 
-        They are by the values of the labels `by`; a series without such a label counts as an empty value.
+        Sums are grouped by the values of the labels `by`; a missing label counts as an empty value.
         """
         found: dict[tuple[str, ...], float] = defaultdict(float)
         for series, value in self.samples.get(name, {}).items():
@@ -95,21 +95,21 @@ class Snapshot:
         return dict(found)
 
     def gauge(self, name: str, labels: Wanted = ANY) -> float | None:
-        """Return the sum of the series with these labels; None without any."""
+        """Return the sum of the series with these labels, or None if there are none."""
         return self.sums(name, labels=labels).get(())
 
     def total(self, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
-        """Return the sum of the series with all of `labels` and none of `without`; 0 without any."""
+        """Return the sum of the series that match all of `labels` and none of `without`; 0 if none match."""
         return self.sums(name, labels=labels, without=without).get((), 0.0)
 
     def buckets(
         self, name: str, *by: str, labels: Wanted = ANY, without: Wanted = ANY
     ) -> dict[tuple[str, ...], dict[float, float]]:
-        """Return the observations of histograms in each bucket alone, by its upper bound, smallest first.
+        """Return non-cumulative histogram bucket counts by upper bound, smallest first.
 
-        The histograms are selected and summed as in `sums`. Triton may write a page while a process counts:
-        a bucket that lags behind a smaller one is negative, and the next page makes up for it. Sums over
-        pages are therefore right; `without_lag` is for a single page.
+        The histograms are selected and summed as in `sums`. Triton may render a page while counters are being
+        updated, so a bucket that lags behind a smaller one is negative until the next page corrects it. Sums
+        over pages are therefore correct; for a single page, use `without_lag`.
         """
         found: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
         sums = self.sums(name + BUCKET, *by, BOUND, labels=labels, without=without)
@@ -120,7 +120,7 @@ class Snapshot:
         return dict(found)
 
     def quantile(self, share: float, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
-        """Return a quantile of the observations of histograms, as the function `quantile` does."""
+        """Return a quantile of the histograms' observations, as computed by the function `quantile`."""
         return quantile(share, self.buckets(name, labels=labels, without=without).get((), {}))
 
 
@@ -132,13 +132,13 @@ def _has(labels: Mapping[str, str], wanted: Wanted) -> bool:
 
 
 def _owner(name: str, labels: LabelSet) -> tuple[str, LabelSet]:
-    """Return the histogram of a series; another series is its own."""
+    """Return the histogram that a series belongs to; any other series is returned unchanged."""
     histogram = re.sub("_(bucket|sum|count)$", "", name)
     return histogram, frozenset(label for label in labels if label[0] != BOUND)
 
 
 def without_lag(buckets: Mapping[float, float]) -> dict[float, float]:
-    """Return the observations in each bucket, smallest first; one that lags behind a smaller one is empty."""
+    """Return the count in each bucket, smallest first; one that lags behind a smaller one is empty."""
     found, total, below = dict[float, float](), 0.0, 0.0
     for bound, count in buckets.items():
         total += count
@@ -147,13 +147,13 @@ def without_lag(buckets: Mapping[float, float]) -> dict[float, float]:
 
 
 def quantile(share: float, buckets: Mapping[float, float]) -> float:
-    """Return the value below which a share of the observations is; `nan` without any.
+    """Return the value below which a fraction of the observations lies; `nan` if there are none.
 
-    It is linear within the bucket that contains it. Beyond the last finite bound, the quantile is this bound.
+    Interpolates linearly within the bucket. A quantile beyond the last finite bound is that bound.
 
     Args:
         share: 0 to 1.
-        buckets: the observations in each bucket alone by its upper bound, smallest first.
+        buckets: non-cumulative counts by upper bound, smallest first.
 
     Source: Prometheus, `histogram_quantile`.
     """
@@ -169,11 +169,11 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float:
 def render(
     samples: Mapping[tuple[str, Labels], float], prefix: str, metrics: Mapping[str, tuple[str, str]]
 ) -> str:
-    """Return samples in Prometheus' text format; each metric has its header, with or without samples.
+    """Return samples in Prometheus text format; every metric has its header, even without samples.
 
     Args:
         samples: values by name and labels.
-        prefix: the beginning of all names.
+        prefix: prepended to all names.
         metrics: kind and description of each metric.
     """
     lines = []
@@ -191,7 +191,7 @@ def _escape(word: str) -> str:
 
 
 def fetch(url: str, timeout_s: float) -> str:
-    """Return the text of the metrics page at an address, HOST:PORT or `unix:PATH`.
+    """Return the text of the metrics page at HOST:PORT or `unix:PATH`.
 
     Raises:
         OSError, http.client.HTTPException: no response in time, or a response without the page.
@@ -203,7 +203,7 @@ def fetch(url: str, timeout_s: float) -> str:
 
 
 def get(url: str, path: str, timeout_s: float) -> tuple[int, str]:
-    """Return status and text of a response.
+    """Return a response's status and text.
 
     Raises:
         OSError, http.client.HTTPException: no response in time.

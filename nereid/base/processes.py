@@ -1,4 +1,4 @@
-"""Processes of this machine: cores, signals, death with the parent, waits between attempts, threads."""
+"""Process utilities: cores, memory, signals, exit with the parent, back-off between attempts, threads."""
 
 import contextlib
 import os
@@ -13,32 +13,32 @@ from types import FrameType
 from nereid.base.control_groups import OWN, ControlGroups
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A shell reports a command that a signal ended with this plus the number of the signal.
+# A shell reports a command killed by a signal as this plus the signal number.
 SIGNALLED = 128
 PR_SET_PDEATHSIG = 1
-# Seconds until a killed process has ended, unless the kernel holds it.
+# Seconds within which a killed process exits, unless it is stuck in the kernel.
 KILL_S = 1.0
-# A child that ran for as long counts as started.
+# A child that has run this long, in seconds, counts as started.
 RESTART_CALM_S = 10.0
-# Of mallopt. Source: glibc's malloc.h.
+# Parameters of mallopt. Source: glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def available_cores(groups: ControlGroups = OWN) -> int:
-    """Return how many cores this process may use: its affinity, limited by its control groups' quotas."""
+    """Return how many cores this process may use: its CPU affinity, capped by its control groups' quotas."""
     cores = len(os.sched_getaffinity(0))
     return max(1, ceil(min(cores, groups.cores())))
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: ControlGroups = OWN) -> int:
-    """Return the available memory: the machine's, limited by what this process's control groups leave."""
+    """Return the available memory in bytes: the machine's, capped by this process's control groups."""
     lines = meminfo.read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return int(min(available, groups.free_memory()))
 
 
 class MemoryKills:
-    """Describes the processes of this control group that the kernel ends for lack of memory."""
+    """Describes processes of this control group that the kernel killed for lack of memory."""
 
     def __init__(self, groups: ControlGroups = OWN) -> None:
         """Count from now on."""
@@ -58,7 +58,7 @@ class MemoryKills:
 
 
 class ProcessRefusals:
-    """Describes the processes and threads that the kernel refuses to this control group."""
+    """Describes processes and threads that the kernel refused to create in this control group."""
 
     def __init__(self, groups: ControlGroups = OWN) -> None:
         """Count from now on."""
@@ -87,7 +87,7 @@ def allow_open_files() -> int:
 
 
 def return_memory() -> None:
-    """Return free heap memory to the system, which glibc would keep; other C libraries do not need this."""
+    """Release free heap memory that glibc would otherwise keep; other C libraries do not need this."""
     import ctypes  # not at the top: stubs import this module, and most never need it
 
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
@@ -95,9 +95,9 @@ def return_memory() -> None:
 
 
 def keep_little_memory() -> None:
-    """Let glibc return freed blocks of a MiB or more to the system at once, and of the heap all but 16 MiB.
+    """Make glibc return freed blocks of 1 MiB or more immediately, and free heap memory beyond 16 MiB.
 
-    Without this, glibc keeps blocks of up to 32 MiB once one has been freed.
+    By default, glibc keeps blocks of up to 32 MiB once one has been freed.
     """
     import ctypes  # not at the top: stubs import this module, and never need it
 
@@ -119,11 +119,11 @@ def on_signals(
     then: signal.Handlers = signal.SIG_DFL,
     signals: Sequence[signal.Signals] = STOP_SIGNALS,
 ) -> None:
-    """Call the actions in order, one per signal; after the last action, `then` handles the signals.
+    """Call the actions in order, one per signal; after the last one, `then` handles further signals.
 
     Args:
-        actions: called in the main thread with the signal's number; may raise.
-        then: the handler of all further signals.
+        actions: called in the main thread with the signal number; may raise.
+        then: the handler for all further signals.
         signals: the signals to handle.
     """
     left = list(actions)
@@ -143,9 +143,9 @@ def on_signals(
 def run_within(
     words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> tuple[int | None, str]:
-    """Run a command and return its exit status and output; the status is None if it did not end in time.
+    """Run a command and return its exit status and output; the status is None if it did not finish in time.
 
-    A process that waits for a driver cannot be ended, and this function does not wait for it either.
+    A process blocked in a driver cannot be killed, and this function does not wait for it either.
 
     Raises:
         OSError: the command cannot be started.
@@ -174,9 +174,9 @@ def run_within(
 
 
 class StopFlag:
-    """A flag that the first SIGINT or SIGTERM sets; the second signal ends the process.
+    """A flag set by the first SIGINT or SIGTERM; the second signal terminates the process.
 
-    A `threading.Event` could deadlock: the handler may interrupt the thread that holds its lock.
+    A `threading.Event` could deadlock because the handler may interrupt the thread that holds its lock.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class StopFlag:
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Raise `SystemExit` on the first SIGTERM, so that contexts close; ignore further ones."""
+    """Raise `SystemExit` on the first SIGTERM so that context managers exit; ignore further ones."""
 
     def leave(number: int) -> None:
         raise SystemExit(SIGNALLED + number)
@@ -207,24 +207,24 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return a `preexec_fn` by which a child ends with this process, even if this process is killed."""
+    """Return a `preexec_fn` that makes a child die with this process, even if this process is killed."""
     import ctypes  # not at the top: stubs import this module, and most never need it
 
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent died before the call of prctl
+        if os.getppid() != parent:  # the parent died before prctl was called
             os._exit(1)
 
     return prepare
 
 
 class BackOff:
-    """Pauses that grow with each failure, up to the last of `delays_s`; for children, and for repairs.
+    """Delays that grow with each failure, up to the last of `delays_s`; for restarts and repairs.
 
-    After `calm_s` seconds without a failure, they start again with the first delay. `due_s` is when the next
-    attempt is due, None while nothing has failed. All times are of the caller's monotonic clock.
+    After `calm_s` seconds without a failure, they restart from the first delay. `due_s` is when the next
+    attempt is due, or None while nothing has failed. All times are from the caller's monotonic clock.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class BackOff:
         self.due_s: float | None = None
 
     def began(self, now_s: float) -> None:
-        """Record an attempt, or the time from which its success counts."""
+        """Record the start of an attempt, or the time from which it counts as successful."""
         self._began_s, self.due_s = now_s, None
 
     def failed(self, now_s: float) -> float:
@@ -250,12 +250,12 @@ class BackOff:
 
 @contextlib.contextmanager
 def in_background(name: str, run: Callable[[threading.Event], object], join_s: float) -> Iterator[None]:
-    """Run a function in a thread while the context is open; its event is set at the end.
+    """Run a function in a thread while the context is open; its event is set on exit.
 
     Args:
-        name: of the thread.
-        run: returns soon after its event was set.
-        join_s: seconds to wait for that; a thread that takes longer does not prevent the end of the process.
+        name: name of the thread.
+        run: must return soon after its event is set.
+        join_s: seconds to wait for that; a thread that takes longer does not keep the process from exiting.
     """
     stop = threading.Event()
     thread = threading.Thread(target=run, args=[stop], name=name, daemon=True)

@@ -1,7 +1,7 @@
-"""Readable numbers with units, lines, and text that a terminal only shows."""
+"""Human-readable numbers with units, line splitting, and text that is safe to print on a terminal."""
 
-# Control characters (C0, DEL, C1), line separators, marks that change the direction of a text, and bytes that
-# are not text. A line break and a tab are harmless.
+# Control characters (C0, DEL, C1), line separators, text direction marks, and bytes that are not text.
+# Line breaks and tabs are harmless.
 _CODES = {
     *range(0xA0),
     0x2028,
@@ -14,12 +14,12 @@ _ESCAPES = {code: ascii(chr(code))[1:-1] for code in sorted(_CODES - {*range(0x2
 
 
 def escaped(text: str) -> str:
-    """Return a text with escapes instead of characters that would act on a terminal."""
+    """Escape the characters that would control a terminal."""
     return text.translate(_ESCAPES)
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text without empty ones at its end; only LF and CR LF break lines."""
+    """Split a text into lines, dropping empty ones at the end; only LF and CR LF break lines."""
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
@@ -53,7 +53,7 @@ def format_ms(value_ms: float) -> str:
 
 
 def parse_share(text: str) -> float:
-    """Return a share of the traffic such as `10%` or `0.1` as a number.
+    """Parse a traffic share such as `10%` or `0.1` as a number.
 
     Raises:
         ValueError: the text is not a number.
@@ -69,7 +69,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as `30s`, `5m` or `1h`.
+    """Parse a duration such as `30s`, `5m` or `1h`, and return its seconds.
 
     Raises:
         ValueError: the text is not a duration.

@@ -1,4 +1,4 @@
-"""Folders that other programs write to: notices of changes, and complete files."""
+"""Folders that other programs write to: change notifications and completed files."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,17 +6,17 @@ from pathlib import Path
 
 from nereid.base.processes import StopFlag
 
-# Folders are also listed this often without a notice: NFS sends none.
+# Folders are also listed at this interval, because NFS sends no notifications.
 POLL_S = 2.5
 
-# A file's inode, size and time of change.
+# A file's inode, size and change time.
 Status = tuple[int, int, int]
 
 
 def changes(
     folder: Path, every_s: float, is_polling: bool, stop: StopFlag, warn: Callable[[str], None]
 ) -> Iterator[object]:
-    """Yield after each notice of a change, and at least every `every_s`, until `stop` is set."""
+    """Yield after each change notification, and at least every `every_s` seconds, until `stop` is set."""
     from watchfiles import watch as notices
 
     try:
@@ -28,7 +28,7 @@ def changes(
             yield_on_timeout=True,
             force_polling=is_polling or None,
         )
-    except (OSError, RuntimeError) as error:  # such as too many watched folders on this machine
+    except (OSError, RuntimeError) as error:  # for example too many watched folders on this machine
         warn(
             f"no notice of changes from the filesystem, so the folder is listed every {every_s:g} s: {error}"
         )
@@ -38,7 +38,7 @@ def changes(
 
 
 class Arrivals:
-    """Finds new and changed files among those that `find` returns, once they are complete.
+    """Finds new and changed files among those returned by `find`, once they are complete.
 
     A file is complete after `settle_s` seconds without a change. Files that exist at the start are not new.
     """
@@ -72,7 +72,7 @@ class Arrivals:
 
 
 def _status(path: Path) -> Status | None:
-    """Return a file's status; None if the file is gone or still empty."""
+    """Return a file's status, or None if the file is gone or still empty."""
     try:
         status = path.stat()
     except OSError:

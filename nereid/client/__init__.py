@@ -1,1 +1,1 @@
-"""Python clients of a Nereid server: synchronous and asynchronous, over HTTP, gRPC and shared memory."""
+"""Python clients for a Nereid server: synchronous and asynchronous, over HTTP, gRPC and shared memory."""

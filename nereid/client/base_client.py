@@ -1,4 +1,4 @@
-"""Requests to one model on one server: what is sent, and what the answers mean; connections do the I/O."""
+"""Requests to one model on one server: building them and reading the responses; connections do the I/O."""
 
 import copy
 import time
@@ -33,16 +33,16 @@ from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import SharedMemory
 from nereid.client.transport import Connection, Headers
 
-# What a stream of images gives for each of them.
+# The outcome for each image of a stream.
 ResultOrError: TypeAlias = Result | ClassifierError
 Encoded = TypeVar("Encoded")
-# A result, of any kind.
+# A result of any kind.
 Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
 class ModelRequest:
-    """One request from the encoding of its images on; the parts of a batch share its time limit."""
+    """One request, starting when its images are encoded; all parts of a batch share its time limit."""
 
     checked: CheckedOptions
     attempts: Attempts
@@ -50,17 +50,17 @@ class ModelRequest:
     encoded_s: float = 0.0
 
     def timings(self) -> Timings:
-        """Return the time until now; the parts of a batch add to the time of the request."""
+        """Return the time spent so far; the parts of a batch add to the request's time."""
         encode_ms = round((self.encoded_s - self.began_s) * 1e3, 3)
         request_ms = round((time.perf_counter() - self.encoded_s) * 1e3, 3)
         return Timings(encode_ms, request_ms, self.attempts.count)
 
 
 class BaseClient(ABC, Generic[Result]):
-    """A connection to one model of one server; `Classifier` has the description of its arguments.
+    """A connection to one model on one server; see `Classifier` for the arguments.
 
     Attributes:
-        kind: the results that the model must have.
+        kind: the kind of results the model must produce.
         model: name of the model.
     """
 
@@ -82,7 +82,7 @@ class BaseClient(ABC, Generic[Result]):
         self._timeout_s, self._concurrency = timeout_s, concurrency
         self._connect(url, protocol, key_header(api_key))
         self._memory = SharedMemory(shared_memory, self._connection) if shared_memory else None
-        # Also at the end of the process, without `close`.
+        # Also runs when the process exits without calling `close`.
         self._remove_regions = weakref.finalize(self, self._memory.close) if self._memory else lambda: None
         self._batch_limit = NO_LIMIT
         self._budget = Budget()
@@ -94,7 +94,7 @@ class BaseClient(ABC, Generic[Result]):
 
     @property
     def shared_memory_refusal(self) -> str:
-        """Why images are sent in requests and not in shared memory; empty while nothing was refused."""
+        """Why images are sent in requests instead of shared memory; empty while it is not refused."""
         return self._memory.refusal if self._memory else ""
 
     def _check_stream(self, batch_size: int, options: RequestOptions) -> None:
@@ -116,9 +116,9 @@ class BaseClient(ABC, Generic[Result]):
     async def _batch_outcomes(
         self, images: Sequence[ImageLike], position: int, options: RequestOptions
     ) -> list[ResultOrError[Result]]:
-        """Return the outcome of each image, or of its failed encoding; split a batch that is rejected.
+        """Return each image's result or error, including encoding errors; split the batch if it is rejected.
 
-        `position` is that of the first image in its stream.
+        `position` is the first image's position in its stream.
         """
         request = self._start(options)
         encoded = await self._encoded(request, encode_or_error, images)
@@ -151,7 +151,7 @@ class BaseClient(ABC, Generic[Result]):
         return self.kind.read(result, self.model, request.checked.request_id, request.timings())
 
     async def _send(self, request: ModelRequest, files: Sequence[bytes]) -> Any:
-        """Return tritonclient's result for images that share a request.
+        """Return tritonclient's result for images sent in one request.
 
         Raises:
             ClassifierError: the error of the last attempt.
@@ -196,12 +196,12 @@ class BaseClient(ABC, Generic[Result]):
 class BatchSplit(Generic[Value]):
     """Images that share a request until the server rejects it.
 
-    After a rejection, good images are sent again without the bad ones, or in smaller requests.
+    After a rejection, the valid images are sent again without the bad ones, or in smaller requests.
 
     Args:
-        images: each an image file, or the error that prevented its encoding.
-        names: of the images, for their outcomes.
-        limit: images per request.
+        images: encoded images, or the errors that prevented their encoding.
+        names: names of the images, for their outcomes.
+        limit: maximum images per request.
     """
 
     def __init__(self, images: Sequence[bytes | Unusable], names: Sequence[str], limit: int) -> None:
@@ -217,7 +217,7 @@ class BatchSplit(Generic[Value]):
         self._requests = deque(_parts(list(self._images), limit))
 
     def next_request(self) -> list[bytes] | None:
-        """Return the images of the next request, or None after all have an outcome."""
+        """Return the images for the next request, or None once every image has an outcome."""
         return [self._images[place] for place in self._requests[0]] if self._requests else None
 
     def succeeded(self, results: Sequence[Value]) -> None:
@@ -236,13 +236,13 @@ class BatchSplit(Generic[Value]):
             self._outcomes.update(
                 {places[index]: type(error)(bad.prefix + reason) for index, reason in bad.reasons.items()}
             )
-            # If the list does not fit the request, each image goes alone.
+            # If the list does not match the request, each image is sent on its own.
             self._requests.extendleft(reversed(_parts(rest, len(places) if bad.reasons else 1)))
         else:
             self._outcomes.update(dict.fromkeys(places, error))
 
     def outcomes(self) -> list[Value | ClassifierError]:
-        """Return the outcome of each image, in the order of the images."""
+        """Return the outcome of each image, in the original order."""
         return [_named(self._outcomes[place], name) for place, name in enumerate(self._names)]
 
 

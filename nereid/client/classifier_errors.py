@@ -1,13 +1,13 @@
-"""Errors of a classifier, and the party at fault: the same classes over every transport.
+"""Classifier errors and the party at fault; the classes are the same for every transport.
 
     ClassifierError
-    ├── UnusableImage       caller    an image of `classify_many` cannot be read or encoded; nothing was sent
-    ├── RequestRefused      caller    the request is invalid; a repeated request fails equally
+    ├── UnusableImage       caller    an image in `classify_many` cannot be read or encoded; nothing was sent
+    ├── RequestRefused      caller    the request is invalid; repeating it fails the same way
     └── ServerFailed        server    the server accepted the request and failed
         ├── Overloaded      server    the server rejected the request without running it
-        ├── TimedOut        server    no response in time; the server may still compute it
+        ├── TimedOut        server    no response in time; the server may still be computing it
         ├── Unavailable     server    the model is not loaded and has not seen the request
-        └── Unreachable     network   no connection, a broken one, or a peer other than Triton
+        └── Unreachable     network   no connection, a broken connection, or the peer is not Triton
 
 The texts that identify a class are part of the wire contract: docs/contract.md.
 """
@@ -26,12 +26,12 @@ Fault = Literal["caller", "server", "network"]
 
 
 class ClassifierError(Exception):
-    """Base of the errors of a classifier; the message is the server's own.
+    """Base class of classifier errors; the message is the server's own.
 
     Attributes:
         fault: the party at fault: `caller`, `server` or `network`.
-        is_repeatable: whether a classifier may send the request again.
-        image: in an outcome of `classify_many` the name of the image, as in `Prediction`; else empty.
+        is_repeatable: whether the classifier may send the request again.
+        image: name of the image, as in `Prediction`, for an outcome of `classify_many`; otherwise empty.
     """
 
     fault: ClassVar[Fault] = "server"
@@ -40,13 +40,13 @@ class ClassifierError(Exception):
 
 
 class UnusableImage(ClassifierError):
-    """An image of `classify_many` cannot be read or encoded; `__cause__` is the error of `classify`."""
+    """An image in `classify_many` cannot be read or encoded; `__cause__` is what `classify` would raise."""
 
     fault = "caller"
 
 
 class RequestRefused(ClassifierError):
-    """The request is invalid: a repeated request fails equally."""
+    """The request is invalid; repeating it fails the same way."""
 
     fault = "caller"
 
@@ -60,11 +60,11 @@ class Overloaded(ServerFailed):
 
 
 class TimedOut(ServerFailed):
-    """The response did not arrive in time; the server may still compute it."""
+    """The response did not arrive in time; the server may still be computing it."""
 
 
 class Unavailable(ServerFailed):
-    """The model is not loaded; it has not seen the request."""
+    """The model is not loaded and has not seen the request."""
 
     is_repeatable = True
 
@@ -73,7 +73,7 @@ class Unreachable(ServerFailed):
     """The server is unreachable, the connection broke, or the peer is not a Triton server.
 
     Attributes:
-        hint: the likely cause, and what to do; empty if it is not known.
+        hint: the likely cause and what to do; empty if unknown.
     """
 
     fault = "network"
@@ -81,7 +81,7 @@ class Unreachable(ServerFailed):
     hint: str = ""
 
 
-# Statuses over HTTP and gRPC; all others are failures of the server.
+# HTTP and gRPC statuses; all others are server failures.
 _STATUSES: dict[str | None, type[ClassifierError]] = {
     **dict.fromkeys(("400", "401", "403", "404", "413"), RequestRefused),
     "StatusCode.INVALID_ARGUMENT": RequestRefused,
@@ -91,11 +91,11 @@ _STATUSES: dict[str | None, type[ClassifierError]] = {
     "StatusCode.DEADLINE_EXCEEDED": TimedOut,
     "429": Overloaded,
     "StatusCode.RESOURCE_EXHAUSTED": Overloaded,
-    # The request reached no server. Triton uses both, too, when it sheds load.
+    # The request reached no server. Triton also uses both when it sheds load.
     "StatusCode.UNAVAILABLE": Unreachable,
     "StatusCode.CANCELLED": Unreachable,
 }
-# The position of a text in a message varies: an ensemble inserts its own text before it.
+# A text can appear anywhere in a message, because an ensemble inserts its own text before it.
 _SERVER_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     (contract.INVALID_REQUEST_PREFIX, RequestRefused),
     (contract.INVALID_IMAGE_PREFIX, RequestRefused),
@@ -114,19 +114,19 @@ _SERVER_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
 )
 _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     *_SERVER_TEXTS,
-    # Texts of gRPC on either side, of proxies, and of tritonclient about a response without JSON.
+    # Messages from gRPC on either side, from proxies, and from tritonclient about a response without JSON.
     ("message larger than max", RequestRefused),
     ("http2 header with status: 413", RequestRefused),
     ("client while decoding the response", Unreachable),
-    # gRPC's text if a proxy ends a stream, because the server behind it died. The same text, with another
-    # reason, has the status of a deadline.
+    # gRPC's message when a proxy ends a stream because the server behind it died. With another reason, the
+    # same message carries a deadline status.
     ("Stream removed (Data frame with END_STREAM", Unreachable),
 )
 _LISTENS = (
     "listens there; fix: nereid serve, or the address of a server, by default port "
     f"{contract.HTTP_PORT} for HTTP and {contract.GRPC_PORT} for gRPC"
 )
-# What the client sees of a port without a server for it, and what to do.
+# What the client sees on a port that does not serve its protocol, and the hint to show.
 _PORTS: tuple[tuple[str, str], ...] = (
     # HTTP/2's SETTINGS frame on stream 0, which a gRPC server sends first (RFC 9113, section 3.4).
     (r"...\x04\0{5}", f"the port speaks gRPC; fix: Triton's HTTP port, by default {contract.HTTP_PORT}"),
@@ -134,33 +134,33 @@ _PORTS: tuple[tuple[str, str], ...] = (
         "failed to connect .* http1.x server",
         f"the port speaks HTTP; fix: Triton's gRPC port, by default {contract.GRPC_PORT}",
     ),
-    # Triton's ports of HTTP and of metrics close a connection without HTTP.
+    # Triton's HTTP and metrics ports close a connection that is not HTTP.
     (
         "failed to connect .*: Socket closed",
         f"the port does not speak gRPC, or the server is ending; fix: Triton's gRPC port, by default "
         f"{contract.GRPC_PORT}",
     ),
     (rf"(Multiple exceptions: )?\[Errno ({errno.ECONNREFUSED}|{errno.ENOENT})\]", f"no server {_LISTENS}"),
-    # gRPC has only the error of the last address; another address of the host may have a port of HTTP.
+    # gRPC reports only the last address's error; the host may serve HTTP on another address.
     ("failed to connect .*: (Connection refused|No such file or directory)", f"no gRPC server {_LISTENS}"),
     (rf"\[Errno {socket.EAI_NONAME}\]|errors resolving", "unknown host name; fix: the address of a server"),
 )
 
 
 def connection_hint(text: str) -> str:
-    """Return why no connection is possible, and what to do, from the text of an error; empty if unknown."""
+    """Return why an error text says no connection is possible, and what to do; empty if unknown."""
     return next((hint for seen, hint in _PORTS if re.match(seen, text, re.DOTALL)), "")
 
 
 def is_overload(text: str) -> bool:
-    """Return whether a server rejected a request because of its load."""
+    """Return whether a server rejected a request because it was overloaded."""
     return any(words in text for words, kind in _SERVER_TEXTS if kind is Overloaded)
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether an error proves that the server has finished the request.
+    """Return whether an error proves that the server has finished with the request.
 
-    Statuses prove nothing: gRPC gives broken streams the statuses of Triton's responses.
+    Statuses prove nothing, because gRPC reports broken streams with the same statuses as Triton's responses.
     """
     if isinstance(error, TimedOut) or not isinstance(error, ClassifierError):
         return False
@@ -168,7 +168,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def from_triton(error: "InferenceServerException") -> ClassifierError:
-    """Return the error for an exception of tritonclient: Triton's response, or a failed transport."""
+    """Return the error for a tritonclient exception: an error response from Triton or a transport failure."""
     status, text = error.status(), error.message() or str(error)
     matches = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
     if matches:
@@ -177,7 +177,7 @@ def from_triton(error: "InferenceServerException") -> ClassifierError:
 
 
 def from_failure(url: str, error: Exception) -> ClassifierError:
-    """Return the error for any exception that a transport raised."""
+    """Return the error for any exception raised by a transport."""
     from tritonclient.utils import InferenceServerException  # `nereid serve` needs only `is_overload`
 
     text = error.message() if isinstance(error, InferenceServerException) else ""

@@ -1,4 +1,4 @@
-"""Conversion of image arguments to the bytes of an image file, which the server decodes."""
+"""Conversion of image arguments to encoded image files, which the server decodes."""
 
 import io
 import os
@@ -14,27 +14,27 @@ ImageLike: TypeAlias = (
     "bytes | bytearray | memoryview | str | os.PathLike[str] | IO[bytes] | Image.Image | np.ndarray"
 )
 
-# Errors of `encode`.
+# Errors raised by `encode`.
 Unusable: TypeAlias = OSError | TypeError | ValueError
-# BMP is as exact as PNG and many times faster; it has no alpha, CMYK or 16 bits.
+# BMP is as lossless as PNG and many times faster, but has no alpha, CMYK or 16-bit modes.
 BMP_MODES = ("1", "L", "P", "RGB")
 TIFF_MODES = ("RGBA", "CMYK", "I;16", "I;16B")
-# Neither format has these modes; the server would convert them in the same way.
+# Neither format supports these modes; the server would convert them the same way.
 TO_RGB_MODES = ("RGBX", "YCbCr", "HSV")
 HEADERS_BYTES = 4096
 
 
 def encode(image: ImageLike) -> bytes:
-    """Return an image as the bytes of a file: files unchanged, pixels encoded without loss.
+    """Return an image as image file bytes: files are passed through unchanged, pixels are encoded losslessly.
 
     Args:
-        image: bytes of an image file, its path, a file opened for reading bytes, a PIL image, or an array
+        image: bytes of an image file, its path, a file opened in binary mode, a PIL image, or an array
             uint8[H, W, 3] (RGB) or uint8[H, W] (grey). A PIL image is rotated by its EXIF orientation.
 
     Raises:
         OSError: a file cannot be read.
-        TypeError: `image` has another type.
-        ValueError: the array has another shape or datatype, or a PIL image is damaged or of another mode.
+        TypeError: `image` has an unsupported type.
+        ValueError: an array's shape or dtype or a PIL image's mode is unsupported, or the image is damaged.
     """
     if isinstance(image, bytes):
         return image
@@ -57,17 +57,17 @@ def encode(image: ImageLike) -> bytes:
 
 
 def name_of(image: ImageLike, position: int) -> str:
-    """Return the path of an image; without a path its `position` in `images`, from 0."""
+    """Return an image's path or, if it has none, its `position` in `images`, counted from 0."""
     name = image if isinstance(image, (str, os.PathLike)) else None
     name = name or getattr(image, "filename", None) or getattr(image, "name", None)
     try:
         return os.fsdecode(name or f"images[{position}]")
-    except TypeError:  # a file without a path has a number as its name
+    except TypeError:  # the name of a file without a path is a number
         return f"images[{position}]"
 
 
 def encode_or_error(image: ImageLike) -> bytes | Unusable:
-    """Return the encoded image, or the error of `encode`."""
+    """Return the encoded image, or the error that `encode` raised."""
     try:
         return encode(image)
     except (OSError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The clients that those of tasks extend: blocking, and for asyncio; one interface for every transport."""
+"""Base clients for the task clients, blocking and asyncio, with one interface for every transport."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ Images: TypeAlias = Iterable[ImageLike] | AsyncIterable[ImageLike]
 
 
 class ModelClient(BaseClient[Result]):
-    """A client of one model for several threads; that of a task adds the names of its work."""
+    """A thread-safe client for one model; task clients add methods named after their task."""
 
     _connection: BlockingConnection
 
@@ -36,11 +36,11 @@ class ModelClient(BaseClient[Result]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error:
-            self._connection.close()  # the caller discards the requests in flight
+            self._connection.close()  # the caller abandons the requests in flight
         self.close()
 
     def close(self) -> None:
-        """Wait for the requests of a stream in flight, then remove the regions and close all connections."""
+        """Wait for stream requests in flight, then remove shared memory regions and close all connections."""
         self._pool_of_this_process().shutdown(cancel_futures=True)
         self._remove_regions()
         self._connection.close()
@@ -56,7 +56,7 @@ class ModelClient(BaseClient[Result]):
     def infer_many(
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[RequestOptions]
     ) -> Iterator[ResultOrError[Result]]:
-        """Return the outcomes of a stream of images, several at a time; see `Classifier.classify_many`."""
+        """Return the outcomes of a stream of images, sent concurrently; see `Classifier.classify_many`."""
         self._check_stream(batch_size, options)
         return self._outcomes(iter(images), batch_size, options)
 
@@ -69,7 +69,7 @@ class ModelClient(BaseClient[Result]):
         position = 0
         try:
             while True:
-                # Twice the requests in flight: enough to keep all threads busy, few enough to limit memory.
+                # Twice the concurrency: enough to keep all threads busy, few enough to limit memory.
                 while not failure and len(waiting) < 2 * self._concurrency:
                     batch, failure = _next_batch(images, batch_size)
                     if not batch:
@@ -91,7 +91,7 @@ class ModelClient(BaseClient[Result]):
         return run(self._batch_outcomes(images, position, options))
 
     def _pool_of_this_process(self) -> ThreadPoolExecutor:
-        if os.getpid() != self._owner:  # a fork has no threads of its parent
+        if os.getpid() != self._owner:  # a forked process does not inherit its parent's threads
             self._owner, self._pool = os.getpid(), ThreadPoolExecutor(self._concurrency)
         return self._pool
 
@@ -122,7 +122,7 @@ class AsyncModelClient(BaseClient[Result]):
         await self.close()
 
     async def close(self) -> None:
-        """Remove the regions of shared memory, then close the connections."""
+        """Remove the shared memory regions, then close the connections."""
         if self._memory:
             await asyncio.to_thread(self._remove_regions)
         await self._connection.close()
@@ -138,10 +138,10 @@ class AsyncModelClient(BaseClient[Result]):
     def infer_many(
         self, images: Images, batch_size: int = 1, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[ResultOrError[Result]]:
-        """Return the outcomes of a stream of images, several at a time; see `Classifier.classify_many`.
+        """Return the outcomes of a stream of images, sent concurrently; see `Classifier.classify_many`.
 
-        Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
-        iterable.
+        Outcomes are not held back while an asynchronous iterable waits for its next image. Any other iterable
+        is read in the event loop.
         """
         self._check_stream(batch_size, options)
         return self._outcomes(images, batch_size, options)
@@ -149,7 +149,7 @@ class AsyncModelClient(BaseClient[Result]):
     async def _outcomes(
         self, images: Images, batch_size: int, options: RequestOptions
     ) -> AsyncIterator[ResultOrError[Result]]:
-        # Unbounded: the final None must fit even if the reader has gone.
+        # Unbounded, because the final None must fit even if the reader is gone.
         started: asyncio.Queue[asyncio.Task[list[ResultOrError[Result]]] | None] = asyncio.Queue()
         ahead = asyncio.Semaphore(2 * self._concurrency)
         slots = asyncio.Semaphore(self._concurrency)
@@ -185,7 +185,7 @@ class AsyncModelClient(BaseClient[Result]):
 
 
 async def _batches(images: Images, size: int) -> AsyncIterator[list[ImageLike]]:
-    """Yield the images in batches; the error of their iterator follows the images before it."""
+    """Yield the images in batches; an error from the iterator is raised after the images before it."""
     batch: list[ImageLike] = []
     failure: Exception | None = None
     try:

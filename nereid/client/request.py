@@ -1,4 +1,4 @@
-"""Options of a request, their checks, and their form for tritonclient. No I/O."""
+"""Request options: their validation, and their conversion for tritonclient. No I/O."""
 
 import re
 import uuid
@@ -17,13 +17,13 @@ MemoryKind = Literal["system", "cuda"]
 DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
 TIMEOUT_S = 30.0
 CONCURRENCY = 8
-# The transport sets the headers that frame a request; gRPC reserves `grpc-`, and `-bin` for bytes.
+# The transport sets the framing headers; gRPC reserves the prefix `grpc-`, and the suffix `-bin` for bytes.
 HEADER = re.compile(r"(?!grpc-)[a-z0-9_.-]+(?<!-bin)")
 FRAMING = re.compile(
     "accept-encoding|connection|content-encoding|content-length|expect|inference-header-content-length|te|"
     "trailer|transfer-encoding|upgrade"
 )
-# Images per request, until the server reports its limit.
+# Images per request until the server reports its limit.
 NO_LIMIT = 2**31
 # One day; Triton expects an integer of µs.
 MAX_TIMEOUT_S = 86_400.0
@@ -38,9 +38,9 @@ CHANNEL = [
 
 @dataclass(frozen=True, slots=True)
 class HttpInput:
-    """The input `image` of a request over HTTP; tritonclient's would copy the images twice.
+    """The input `image` of an HTTP request; tritonclient's own class would copy the images twice.
 
-    `parts` are the binary data, together `binary_data_size` bytes long.
+    `parts` is the binary data, `binary_data_size` bytes in total.
     """
 
     images: int
@@ -54,7 +54,7 @@ class HttpInput:
 
 @dataclass(frozen=True, slots=True)
 class HttpOutput:
-    """A requested output over HTTP; with a `class_count`, its best classes instead of its values."""
+    """A requested output over HTTP; with a `class_count`, the top classes instead of the values."""
 
     name: str
     class_count: int = 0
@@ -72,9 +72,9 @@ class RequestOptions(TypedDict, total=False):
         variant: name of the route's variant that must respond.
         version: version of the network that must respond.
         route_key: sticky identity: the same key always gets the same variant.
-        timeout_s: time limit of all attempts together, in seconds; the server receives the remainder.
-        request_id: printable ASCII that the response repeats; default random.
-        headers: more headers, such as `x-route-group` for the rules of a route, or `traceparent`.
+        timeout_s: time limit for all attempts together, in seconds; the server is sent the time remaining.
+        request_id: printable ASCII, repeated in the response; random by default.
+        headers: additional headers, such as `x-route-group` for a route's rules, or `traceparent`.
     """
 
     variant: str
@@ -86,7 +86,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Options(RequestOptions, total=False):
-    """Options of one request for a classification: `RequestOptions`, and `top_k`.
+    """Options of one classification request: `RequestOptions` plus `top_k`.
 
     Attributes:
         top_k: number of classes to return, best first; default 5.
@@ -107,9 +107,9 @@ class CheckedOptions:
     def infer_arguments(
         self, protocol: ProtocolName, tensor: Any, outputs: Sequence[str], ranked: str, remaining_s: float
     ) -> dict[str, Any]:
-        """Return the arguments of tritonclient's `infer`, except the model and the client's timeout.
+        """Return the arguments for tritonclient's `infer`, except the model and the client timeout.
 
-        Of the output `ranked`, the `top_k` best classes are requested.
+        For the output `ranked`, the `top_k` best classes are requested.
         """
         requested = HttpOutput if protocol == "http" else tritonclient.grpc.InferRequestedOutput
         return {
@@ -127,7 +127,7 @@ def check_arguments(
     """Check the arguments of a classifier.
 
     Raises:
-        ValueError: an argument is invalid; the message has the expected form.
+        ValueError: an argument is invalid; the message states the expected form.
     """
     address = re.fullmatch(r"(?:\[[^\[\]/@]+\]|[^\[\]/@:\s]+):(\d{1,5})", url)
     if not unix_path(url) and not (address and 0 < int(address[1]) < 2**16):
@@ -143,7 +143,7 @@ def check_arguments(
 
 
 def key_header(api_key: str) -> Mapping[str, str]:
-    """Return the header with an API key; nothing for an empty key."""
+    """Return the header for an API key; no header for an empty key."""
     return {KEY_HEADER: api_key} if api_key else {}
 
 
@@ -153,10 +153,10 @@ def check_options(
     """Check the options of one request.
 
     Args:
-        options: given by the caller.
+        options: the caller's options.
         timeout_s: default time limit in seconds.
-        is_for_scores: whether the scores of all classes are wanted.
-        known: the class with the options of this kind of request.
+        is_for_scores: whether the scores of all classes are requested.
+        known: the options class for this kind of request.
 
     Raises:
         ValueError: an option is unknown or invalid.
@@ -185,7 +185,7 @@ def check_options(
 
 
 def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
-    """Return encoded images as the input `image`, BYTES [N, 1]."""
+    """Return encoded images as input `image`, BYTES [N, 1]."""
     if protocol == "http":
         parts = [part for image in images for part in (len(image).to_bytes(4, "little"), image)]
         return HttpInput(len(images), {"binary_data_size": sum(map(len, parts))}, parts)
@@ -195,7 +195,7 @@ def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
 
 
 def region_tensor(protocol: ProtocolName, count: int, region: str, byte_size: int) -> Any:
-    """Return the input `image`, BYTES [`count`, 1], as the first bytes of a region of shared memory."""
+    """Return input `image`, BYTES [`count`, 1], stored at the start of a shared memory region."""
     if protocol == "http":
         return HttpInput(count, {"shared_memory_region": region, "shared_memory_byte_size": byte_size}, ())
     tensor = tritonclient.grpc.InferInput(IMAGE, [count, 1], "BYTES")

@@ -1,4 +1,4 @@
-"""KServe v2 clients over HTTP: the same methods, blocking and for asyncio."""
+"""KServe v2 clients over HTTP: the same methods for blocking and asyncio use."""
 
 import http.client
 import json
@@ -22,17 +22,17 @@ from nereid.client.request import HttpInput, HttpOutput
 from nereid.client.result_kind import HttpResult
 
 LENGTH = "Inference-Header-Content-Length"
-# Converts the body of a response, given the size of its JSON header if data follow it.
+# Converts a response body, given the size of its JSON header if binary data follows.
 Read: TypeAlias = Callable[[bytes, int | None], Any]
 
 
 def ignored(content: bytes, json_size: int | None) -> None:
-    """Return None for any body."""
+    """Ignore the body and return None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: its path is below `/v2/`, and its body the joined parts of `body`.
+    """A request: its path is relative to `/v2/`, and its body is the concatenation of `body`.
 
     `read` converts the body of a successful response.
     """
@@ -46,15 +46,15 @@ class Request:
 
 
 class RestMethods(ABC):
-    """The methods of a client; a client for asyncio returns each result as an awaitable.
+    """The methods of a client; the asyncio client returns each result as an awaitable.
 
-    `client_timeout` is the time limit of the request, in seconds; asyncio's timeouts replace it. All methods
+    `client_timeout` is the request's time limit in seconds; with asyncio, use its timeouts instead. Methods
     raise InferenceServerException with the server's message, or HTTPException for a malformed response.
     """
 
     @abstractmethod
     def _send(self, request: Request) -> Any:
-        """Send a request, and return its result."""
+        """Send a request and return its result."""
 
     def infer(
         self,
@@ -67,7 +67,7 @@ class RestMethods(ABC):
         timeout: int,
         client_timeout: float = 0.0,
     ) -> Any:
-        """Run a model, and return its `HttpResult`; `timeout` is the server's limit, in µs."""
+        """Run a model and return its `HttpResult`; `timeout` is the server-side limit in µs."""
         document = {
             "id": request_id,
             "parameters": {"timeout": timeout},
@@ -119,7 +119,7 @@ class RestMethods(ABC):
     def get_system_shared_memory_status(
         self, headers: Mapping[str, str] = {}, *, client_timeout: float = 0.0
     ) -> Any:
-        """Return the registered regions of system shared memory, as a list."""
+        """Return a list of the registered system shared memory regions."""
         return self._get_json("systemsharedmemory/status", client_timeout, headers)
 
     def _change_region(
@@ -139,17 +139,17 @@ class RestMethods(ABC):
 
 
 def json_size_of(header: str | bytes | None) -> int | None:
-    """Return the size of a response's JSON header, None if no data follow it."""
+    """Return the size of a response's JSON header, or None if no binary data follows it."""
     return None if header is None else int(header)
 
 
 def failure_of(status: int, content: bytes) -> InferenceServerException:
-    """Return the error of an unsuccessful response."""
+    """Return the error for an unsuccessful response."""
     return InferenceServerException(_error_text(content), str(status))
 
 
 def _error_text(content: bytes) -> str:
-    """Return Triton's error message, or tritonclient's own text for a body without one."""
+    """Return Triton's error message, or tritonclient's own text if the body has none."""
     try:
         return str(json.loads(content)["error"])
     except (ValueError, LookupError, TypeError):
@@ -158,12 +158,12 @@ def _error_text(content: bytes) -> str:
 
 
 class RestClient(RestMethods):
-    """The methods for all threads, which share the connections.
+    """Blocking client that is safe to use from several threads, which share its connections.
 
-    All methods also raise the errors of the socket, and TimeoutError.
+    All methods may also raise socket errors and TimeoutError.
 
     Args:
-        url: address of the server, HOST:PORT or `unix:PATH`.
+        url: server address, HOST:PORT or `unix:PATH`.
     """
 
     def __init__(self, url: str) -> None:
@@ -189,9 +189,9 @@ class RestClient(RestMethods):
         connection = self._take(time.monotonic() + request.timeout_s)
         is_sent = False
         try:
-            # A server may reject a body, and close the connection, before the end of the body.
+            # A server may reject a body and close the connection before receiving all of it.
             with suppress(BrokenPipeError, ConnectionResetError):
-                # In one piece, because http.client sends each part on its own.
+                # Sent in one piece, because http.client sends each part separately.
                 body = b"".join(request.body)
                 connection.request(request.method, f"/v2/{request.path}", body, dict(request.headers))
                 is_sent = True
@@ -200,7 +200,7 @@ class RestClient(RestMethods):
             if response.status == http.client.OK:
                 result = request.read(content, json_size_of(response.headers.get(LENGTH)))
         except BaseException:
-            self._put_back(connection, is_usable=False)  # half a response, or another's, may be left
+            self._put_back(connection, is_usable=False)  # part of this or another response may be left
             raise
         self._put_back(connection, is_sent)
         if response.status != http.client.OK:
@@ -231,13 +231,13 @@ class RestClient(RestMethods):
         connection.close()
 
     def _lock_of_this_process(self) -> threading.Lock:
-        if os.getpid() != self._owner:  # a fork shares the sockets of its parent
+        if os.getpid() != self._owner:  # a forked process shares its parent's sockets
             self._owner, self._lock, self._idle, self._busy = os.getpid(), threading.Lock(), [], set()
         return self._lock
 
 
 class _DeadlineConnection(http.client.HTTPConnection):
-    """Ends every operation at `deadline`, in monotonic seconds, also if a server sends byte by byte."""
+    """Limits every operation to `deadline`, in monotonic seconds, even if a server sends byte by byte."""
 
     sock: "_Socket | None"
     deadline = 0.0
@@ -248,7 +248,7 @@ class _DeadlineConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the first address of the host that accepts, within the deadline."""
+        """Connect to the host's first address that accepts a connection, within the deadline."""
         failure: OSError = OSError(f"{self.host} has no address")
         for family, kind, protocol, _, address in self._addresses():
             self.sock = _Socket(self, family, kind, protocol)
@@ -283,19 +283,19 @@ class _DeadlineConnection(http.client.HTTPConnection):
         return remaining_s
 
     def abort(self) -> None:
-        """Fail the thread that uses the connection, immediately."""
+        """Make the operation in progress in another thread fail immediately."""
         self.is_aborted = True
         if sock := self.sock:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def is_alive(self) -> bool:
-        """Return whether the server keeps the connection open, and has sent nothing."""
+        """Return whether the server has kept the connection open without sending anything."""
         return self.sock is not None and self.sock.is_quiet()
 
 
 class _Socket(socket.socket):
-    """Limits each operation to the time left of its connection."""
+    """Limits each operation to the connection's remaining time."""
 
     def __init__(self, connection: _DeadlineConnection, *about: int) -> None:
         super().__init__(*about)
@@ -321,7 +321,7 @@ class _Socket(socket.socket):
 
 
 def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
-    """Return the result of `getaddrinfo`, in a thread because the function has no timeout."""
+    """Return the result of `getaddrinfo`, run in a thread because it has no timeout."""
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def resolve() -> None:
@@ -344,12 +344,12 @@ _LENGTH = LENGTH.lower().encode()
 
 
 class AsyncRestClient(RestMethods):
-    """The methods for the tasks of one event loop, which share the connections.
+    """Asyncio client for one event loop, whose tasks share its connections.
 
-    All methods return awaitables, and also raise the errors of `HttpConnection`.
+    All methods return awaitables, and may also raise the errors of `HttpConnection`.
 
     Args:
-        url: address of the server, HOST:PORT or `unix:PATH`.
+        url: server address, HOST:PORT or `unix:PATH`.
     """
 
     def __init__(self, url: str) -> None:
@@ -367,7 +367,7 @@ class AsyncRestClient(RestMethods):
         async with self._connections.taken() as connection:
             response = await connection.send([head, *filter(None, request.body)])
             if response.status == http.client.OK:
-                # A malformed response, or another's, ends the connection.
+                # A malformed response, or one to another request, closes the connection.
                 result = request.read(response.body, json_size_of(response.headers.get(_LENGTH)))
         if response.status != http.client.OK:
             raise failure_of(response.status, response.body)

@@ -1,4 +1,4 @@
-"""The kinds of results that clients read: all that a client knows about a task."""
+"""The kinds of results that clients can read: everything a client knows about a task."""
 
 import json
 import struct
@@ -12,10 +12,10 @@ from nereid.base.contract import REASON, ROUTE_OUTPUTS, VARIANT, VERSION
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.request import RequestOptions
 
-# Exceptions of tritonclient and of this package for a malformed response.
+# Exceptions raised by tritonclient and this package on a malformed response.
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError, struct.error)
 Result = TypeVar("Result")
-# NumPy's types of datatypes. Source: docs/protocol of triton-inference-server/server.
+# NumPy dtypes of v2 datatypes. Source: docs/protocol of triton-inference-server/server.
 _TYPES = {"BOOL": "?", "BYTES": "O", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"} | {
     f"{sign}INT{8 * size}": f"<{kind}{size}"
     for sign, kind in (("", "i"), ("U", "u"))
@@ -28,8 +28,8 @@ class Timings:
     """Client-side time of a prediction, in milliseconds.
 
     Attributes:
-        encode_ms: reading and encoding the image, or the images of its batch.
-        request_ms: the request, with all attempts and the pauses between them.
+        encode_ms: time to read and encode the image, or all images of its batch.
+        request_ms: time of the request, including all attempts and the pauses between them.
         attempts: number of attempts, at least 1.
     """
 
@@ -44,11 +44,11 @@ class Timings:
 
 
 class HttpResult:
-    """Triton's response over HTTP, with the methods of tritonclient's `InferResult`, at a tenth of the cost.
+    """A Triton response over HTTP, with the methods of tritonclient's `InferResult` at a tenth of the cost.
 
     Args:
-        body: JSON, and the binary data of the outputs.
-        json_bytes: length of the JSON; None if no data follow it.
+        body: JSON followed by the binary data of the outputs.
+        json_bytes: length of the JSON in bytes; None if no binary data follows.
 
     Attributes:
         response: the JSON.
@@ -69,7 +69,7 @@ class HttpResult:
         return self.response
 
     def as_numpy(self, name: str) -> Any:
-        """Return an output; None if the response does not have it."""
+        """Return an output as an array, or None if the response does not contain it."""
         if name not in self._outputs:
             return None
         output, data = self._outputs[name]
@@ -90,20 +90,20 @@ class HttpResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultKind(Generic[Result]):
-    """One kind of results, from the outputs of a model.
+    """One kind of result, read from a model's outputs.
 
     Attributes:
         action: name of the task.
-        model: default model of its clients.
+        model: default model for clients.
         outputs: names of the outputs that a model must have.
-        optional: names of further outputs, which are requested from a model that has them.
-        count: returns the number of images in an `InferResult`, -1 if outputs are missing or
-            have a wrong shape.
+        optional: names of additional outputs, which are requested from models that have them.
+        count: returns the number of images in an `InferResult`, or -1 if outputs are missing or
+            have the wrong shape.
         values: returns the first arguments of `result` for each image.
-        result: class of the results; its further arguments are those of `Prediction`.
-        options: class of the options of a request.
-        ranked: name of the output of which the `top_k` best classes are requested; "" for none.
-        has_equal_shapes: whether the outputs of images have one shape, so that images can share a request.
+        result: class of the results; its remaining arguments are the same as for `Prediction`.
+        options: class of the request options.
+        ranked: name of the output whose `top_k` best classes are requested; "" for none.
+        has_equal_shapes: whether outputs have the same shape for every image, so images can share a request.
     """
 
     action: str
@@ -121,7 +121,7 @@ class ResultKind(Generic[Result]):
         """Return the names of the outputs to request from a model.
 
         Raises:
-            RequestRefused: the model has another task.
+            RequestRefused: the model has a different task.
             Unreachable: the response does not contain metadata.
         """
         if not isinstance(metadata, Mapping) or "outputs" not in metadata:
@@ -137,14 +137,14 @@ class ResultKind(Generic[Result]):
         return sorted(names & {*self.outputs, *self.optional, *ROUTE_OUTPUTS})
 
     def is_complete(self, result: Any, count: int) -> bool:
-        """Return whether a response has all outputs of `count` images."""
+        """Return whether a response has all outputs for `count` images."""
         try:
             return self.count(result) == count
         except MALFORMED:
             return False
 
     def read(self, result: Any, model: str, request_id: str, timings: Timings) -> list[Result]:
-        """Read one result per image from an `HttpResult`, or gRPC's `InferResult`, that `is_complete`.
+        """Read one result per image from a complete `HttpResult` or gRPC `InferResult` (see `is_complete`).
 
         Raises:
             Unreachable: the response is malformed.

@@ -1,4 +1,4 @@
-"""Retries of requests: only after faults that are safe to repeat, within a budget and a deadline."""
+"""Request retries: only after faults that are safe to retry, within a budget and a deadline."""
 
 import random
 import threading
@@ -13,13 +13,13 @@ FIRST_PAUSE_S, PAUSE_FACTOR, JITTER = 0.1, 2.0, 0.2
 
 
 class Budget:
-    """Token bucket of retries: while most requests fail, no request is repeated, so retries add no load.
+    """Token bucket for retries: while most requests fail, none is retried, so retries add no load.
 
-    The bucket grows with the requests in flight. If a server dies, all of them may fail together, and are
-    sent again.
+    The bucket grows with the requests in flight, so that if a server dies and all of them fail together,
+    they can all be sent again.
 
     Attributes:
-        taken: tokens that are missing.
+        taken: tokens currently missing from the bucket.
         running: requests in flight.
 
     Source: gRPC proposal A6, `retryThrottling`. A failure takes a token, a success returns a tenth, and a
@@ -35,7 +35,7 @@ class Budget:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Count a request, with the pauses between its attempts, while the context lasts."""
+        """Count a request as in flight, including pauses between its attempts, while the context is open."""
         with self._lock:
             self.running += 1
         try:
@@ -45,36 +45,36 @@ class Budget:
                 self.running -= 1
 
     def succeeded(self) -> None:
-        """Record a request with a response."""
+        """Record a request that got a response."""
         with self._lock:
             self.taken = max(0.0, self.taken - self.GAIN)
 
     def failed(self) -> bool:
-        """Record a failure, and return whether the request may be sent again."""
+        """Record a failure and return whether the request may be sent again."""
         with self._lock:
             size = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self.running)
-            # Taken tokens stay taken when the bucket shrinks: otherwise each new burst would be repeated.
+            # Taken tokens stay taken when the bucket shrinks; otherwise each new burst would be retried.
             self.taken = max(self.taken, min(size, self.taken + 1))
             return self.taken < size / 2
 
 
 def pause_after_s(attempt: int) -> float:
-    """Return the pause after an attempt, the first of which is 1, in seconds.
+    """Return the pause in seconds after an attempt, counted from 1.
 
-    The pauses outlast the time in which a proxy detects a dead server. The jitter spreads the retries of
+    The pauses outlast the time a proxy needs to detect a dead server. The jitter spreads the retries of
     many clients.
 
-    Source: gRPC connection backoff: doubled each time, with a jitter of a fifth.
+    Source: gRPC connection backoff: doubles each time, with 20 % jitter.
     """
     return FIRST_PAUSE_S * PAUSE_FACTOR ** (attempt - 1) * random.uniform(1 - JITTER, 1 + JITTER)
 
 
 class Attempts:
-    """The attempts of one request: their time limit, and the pauses between them.
+    """The attempts of one request: their time limit and the pauses between them.
 
     Args:
         budget: shared by all requests of a classifier.
-        timeout_s: limit of all attempts and the pauses between them, in seconds.
+        timeout_s: time limit for all attempts and the pauses between them, in seconds.
     """
 
     def __init__(self, budget: Budget, timeout_s: float) -> None:
@@ -95,7 +95,7 @@ class Attempts:
         return remaining_s
 
     def pause_s(self, error: ClassifierError) -> float | None:
-        """Return the pause before the next attempt in seconds; None if the request is not sent again."""
+        """Return the pause before the next attempt in seconds, or None if the request is not retried."""
         if not error.is_repeatable or not self._budget.failed() or self.count == MAX_ATTEMPTS:
             return None
         pause_s = pause_after_s(self.count)

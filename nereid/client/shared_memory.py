@@ -1,7 +1,7 @@
-"""Images in shared memory of this machine: a request names a region instead of carrying its images.
+"""Images in this machine's shared memory: a request names a region instead of carrying its images.
 
-A server may read a region for longer than its owner waits for the response. Such a region is not written
-again, and is removed after the server has released it. Triton 24.10 refuses to release one that it reads.
+A server may go on reading a region after its owner has stopped waiting for the response. Such a region is not
+reused, and is removed once the server has released it. Triton 24.10 refuses to release one it is reading.
 """
 
 import fcntl
@@ -32,42 +32,42 @@ from nereid.client.retry import Attempts
 from nereid.client.transport import BlockingConnection, Connection, run
 
 FOLDER = Path("/dev/shm")
-# The GPU of all CUDA regions.
+# The GPU used for all CUDA regions.
 DEVICE = 0
 MIN_REGION_BYTES = 2**20
-# Texts of Triton: it reads a region, and does not release it; it has no such file, or may not read it.
+# Triton's messages: it is reading a region and will not release it; the file is missing or not readable.
 IN_USE_TEXT, NO_FILE_TEXT = "currently in use", "Unable to open shared memory"
-# Seconds until shared memory is tried again after a refusal.
+# Seconds before shared memory is tried again after a refusal.
 RETRY_S = 60.0
-# `close` waits so long for a server that reads, and tries to release a region so often, in seconds.
+# How long `close` waits for a server that is reading, and its retry interval, in seconds.
 CLOSE_S, CLOSE_RETRY_S = 2.0, 0.05
-# A server that reads a region is asked again so many seconds later.
+# Seconds before asking again for a region that the server is reading.
 RELEASE_RETRY_S = 1.0
-# Files younger than this may not have their owner's lock yet.
+# Files younger than this, in seconds, may not have been locked by their owner yet.
 NEW_FILE_S = 60.0
 log = logging.getLogger("nereid.client")
 
 
 class NoCuda(RuntimeError):
-    """CUDA shared memory does not work on this machine; the message names the fix."""
+    """CUDA shared memory does not work on this machine; the message suggests a fix."""
 
 
 class SharedMemoryRefused(Exception):
-    """The server or this machine has no shared memory for a request, which the server has not run."""
+    """The server or this machine cannot provide shared memory for a request; the server has not run it."""
 
 
 class Region:
-    """Memory of this machine or of its first GPU.
+    """Memory on this machine or its first GPU.
 
-    A lock on the file shows that its owner lives: Python removes the file of a killed process, and the next
-    client that of a killed group of processes.
+    A lock on the file shows that its owner is alive. Python removes the file of a killed process; the next
+    client removes it if a whole process group was killed.
 
     Attributes:
-        name: name of the region on the server, and of its file.
+        name: name of the region on the server and of its file.
         byte_size: size in bytes.
-        registration: arguments of tritonclient's method of registration.
-        is_registered: the server has confirmed the registration.
-        is_open: the memory is not freed.
+        registration: arguments for tritonclient's registration method.
+        is_registered: whether the server has confirmed the registration.
+        is_open: whether the memory has not been freed yet.
 
     Raises:
         SharedMemoryRefused: this machine has no room for the region.
@@ -96,7 +96,7 @@ class Region:
         try:
             self._file = (FOLDER / self.name).open("r+b")
             fcntl.flock(self._file, fcntl.LOCK_EX)
-            # Reserved now: a write to memory that the kernel cannot provide kills this process.
+            # Reserve the memory now: writing to memory that the kernel cannot provide kills this process.
             os.posix_fallocate(self._file.fileno(), 0, byte_size)
         except OSError as error:
             self.destroy()
@@ -104,12 +104,12 @@ class Region:
             raise SharedMemoryRefused(str(reason)) from None
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Write parts one after the other, from the start of the region."""
+        """Write the parts consecutively from the start of the region."""
         arrays = [np.frombuffer(part, np.uint8) for part in parts if part]
         self._library.set_shared_memory_region(self._handle, arrays)
 
     def destroy(self) -> None:
-        """Free the memory; a server that has mapped a file keeps its content."""
+        """Free the memory; a server that has mapped the file keeps its content."""
         if self.is_open:
             self.is_open = False
             with suppress(FileNotFoundError):
@@ -118,27 +118,27 @@ class Region:
                 self._file.close()
 
     def leave(self) -> None:
-        """Free the memory; the GPU's, which the server may still read, only with this process."""
+        """Free the memory; GPU memory, which the server may still read, is freed when this process exits."""
         if self._library is shared_memory:
             self.destroy()
         else:
             _LEFT.append(self._handle)
 
 
-# tritonclient frees memory of the GPU with the last reference to its handle.
+# tritonclient frees GPU memory when the last reference to its handle is dropped.
 _LEFT: list[Any] = []
 
 
 class SharedMemory:
-    """The regions of one client: one for each request in flight, kept for later requests.
+    """The regions of one client: one per request in flight, kept for later requests.
 
     Args:
-        kind: `system`, or `cuda` for memory of the first GPU.
-        connection: the client's.
+        kind: `system`, or `cuda` for memory on the first GPU.
+        connection: the client's connection.
         clock: monotonic clock, in seconds.
 
     Attributes:
-        refusal: why images are sent in requests instead; empty while nothing was refused.
+        refusal: why images are sent in requests instead; empty while shared memory is not refused.
 
     Raises:
         NoCuda: the machine has no GPU, or a library is missing.
@@ -155,17 +155,17 @@ class SharedMemory:
         self._is_closed = self._is_swept = False
         self._owner, self._lock = os.getpid(), threading.Lock()
         self._idle: list[Region] = []
-        # Regions that no request uses again; the server may still read them.
+        # Regions that no request will use again, but the server may still be reading.
         self._retired: list[Region] = []
 
     async def infer(
         self, files: Sequence[bytes], attempts: Attempts, infer: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Return the result of a request that names a region; None while shared memory is refused.
+        """Return the result of a request that names a region, or None while shared memory is refused.
 
         Args:
-            files: images of one request.
-            attempts: time limit of the request.
+            files: the images of one request.
+            attempts: the request's time limit.
             infer: sends the request, given its input tensor.
 
         Raises:
@@ -174,17 +174,17 @@ class SharedMemory:
         """
         if self.refusal and self._clock() < self._retry_at_s:
             return None
-        if os.getpid() != self._owner:  # a fork leaves the regions to its parent
+        if os.getpid() != self._owner:  # a forked process leaves the regions to its parent
             self._owner, self._lock, self._idle, self._retired = os.getpid(), threading.Lock(), [], []
         try:
             if self._retired and self._clock() >= self._release_at_s:
                 self._release_at_s = self._clock() + RELEASE_RETRY_S
-                with suppress(TimedOut, Unreachable):  # the regions wait; the request has its own attempts
+                with suppress(TimedOut, Unreachable):  # regions can wait; the request has its own attempts
                     if not await self._release_retired(self._connection, attempts.remaining_s):
                         self._release_at_s = 0.0
             result = await self._infer(files, attempts, infer)
         except SharedMemoryRefused as error:
-            with self._lock:  # requests of several threads fail together, and one of them warns
+            with self._lock:  # requests in several threads may fail together, but only one warns
                 is_new = not self.refusal
                 self.refusal, self._retry_at_s = str(error), self._clock() + RETRY_S
             if is_new:
@@ -194,11 +194,11 @@ class SharedMemory:
         return result
 
     def reconnected(self) -> None:
-        """Try shared memory again with the next request: another server may respond."""
+        """Try shared memory again on the next request, because a different server may respond."""
         self._retry_at_s = 0.0
 
     def close(self) -> None:
-        """Release the regions on the server, and remove them; a request in flight removes its own."""
+        """Release the regions on the server and remove them; a request in flight removes its own."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -236,9 +236,9 @@ class SharedMemory:
                     if region.name not in str(error):
                         is_free = is_final(error)
                         raise
-                    # The server has lost the region, as after a restart.
+                    # The server has lost the region, for example in a restart.
                     lost, region.is_registered = str(error), False
-            # Several servers behind one address: none of them has the regions of the others.
+            # There are several servers behind one address, and they do not share regions.
             raise SharedMemoryRefused(f"the server does not keep its regions ({lost})")
         except SharedMemoryRefused:
             if not lost:  # otherwise a server may still have it
@@ -264,9 +264,9 @@ class SharedMemory:
                 await self._sweep(attempts)
 
     async def _sweep(self, attempts: Attempts) -> None:
-        """Remove the regions of this user's owners that were killed, or could not wait for the server.
+        """Remove this user's regions whose owners were killed or could not wait for the server.
 
-        The server has just opened a file of this process, so both see the same files.
+        The server has just opened a file created by this process, so both see the same files.
         """
         for path in FOLDER.glob(f"{name_prefix()}*"):
             _remove_if_stale(path)
@@ -289,7 +289,7 @@ class SharedMemory:
         return Region(self._kind, max(MIN_REGION_BYTES, 1 << (byte_size - 1).bit_length()))
 
     async def _release_retired(self, connection: Connection, remaining_s: Callable[[], float]) -> bool:
-        """Release and remove the regions that no request uses again; return whether the server reads some."""
+        """Release and remove retired regions; return whether the server is still reading any of them."""
         with self._lock:
             waiting, self._retired = self._retired, []
         in_use = []
@@ -312,8 +312,8 @@ class SharedMemory:
 
 
 def _refusal(error: ClassifierError) -> ClassifierError | SharedMemoryRefused:
-    """Return the refusal of shared memory in a response, with its fix; else the error itself."""
-    if isinstance(error, (TimedOut, Unreachable, Unavailable, Overloaded)):  # late, not there, or busy
+    """Return the refusal of shared memory that a response reports, with its fix, or the error unchanged."""
+    if isinstance(error, (TimedOut, Unreachable, Unavailable, Overloaded)):  # late, absent or busy
         return error
     text = str(error)
     if RESTRICTED_TEXT in text:
@@ -326,7 +326,7 @@ def _refusal(error: ClassifierError) -> ClassifierError | SharedMemoryRefused:
 
 
 def _remove_if_stale(path: Path) -> None:
-    """Remove the file of a region whose owner does not live."""
+    """Remove the file of a region whose owner is no longer running."""
     with suppress(OSError):  # its owner holds the lock, or has removed it
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -339,12 +339,12 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def name_prefix() -> str:
-    """Return the start of the names of this user's regions."""
+    """Return the name prefix of this user's regions."""
     return f"nereid-{os.getuid()}-"
 
 
 def cuda_library() -> Any:
-    """Return tritonclient's module for CUDA shared memory.
+    """Return tritonclient's CUDA shared memory module.
 
     Raises:
         NoCuda: the machine has no GPU, or a library is missing.

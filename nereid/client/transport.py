@@ -1,6 +1,6 @@
-"""Connections to a server: each call with a deadline, and one tree of errors for all failures.
+"""Connections to a server: every call has a deadline, and all failures share one error hierarchy.
 
-Requests are written once, as coroutines. A blocking connection waits within its methods and never suspends a
+Requests are written once, as coroutines. A blocking connection waits inside its methods and never suspends a
 coroutine, so `run` needs no event loop.
 """
 
@@ -19,7 +19,7 @@ from nereid.client.classifier_errors import TimedOut, Unreachable, connection_hi
 from nereid.client.request import CHANNEL, ProtocolName
 from nereid.client.rest import AsyncRestClient, RestClient
 
-# Errors about a response that is not HTTP, or not JSON.
+# Errors raised for a response that is not HTTP or not JSON.
 FOREIGN = (http.client.BadStatusLine, ValueError)
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
 Headers = Mapping[str, str]
@@ -32,9 +32,9 @@ class Connection(ABC):
     """Runs the methods of tritonclient's clients.
 
     Args:
-        url: address of the server.
+        url: server address.
         protocol: `grpc` or `http`.
-        headers: headers of each request, in addition to its own.
+        headers: headers added to each request.
     """
 
     def __init__(self, url: str, protocol: ProtocolName, headers: Headers = NO_HEADERS) -> None:
@@ -43,7 +43,7 @@ class Connection(ABC):
         self._is_closed = False
 
     async def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
-        """Run the method `name`, and return its result.
+        """Run the method `name` and return its result.
 
         Raises:
             ClassifierError: the method failed, or took longer than `remaining_s`.
@@ -57,7 +57,7 @@ class Connection(ABC):
             raise _failure(self.url, error, remaining_s, self._is_closed) from None
 
     async def read(self, name: str, remaining_s: float, *args: Any) -> Any:
-        """Run a method that returns a document, which gRPC returns as JSON only on demand; as `call`."""
+        """Like `call`, for a method that returns a document, which gRPC returns as JSON only on request."""
         options = {"as_json": True} if self.protocol == "grpc" else {}
         return await self.call(name, remaining_s, *args, **options)
 
@@ -70,11 +70,11 @@ class Connection(ABC):
 
     @abstractmethod
     async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
-        """Return the value of a function that may read a file, or compute for long."""
+        """Return the value of a function that may read a file or run for a long time."""
 
 
 class BlockingConnection(Connection):
-    """A connection for several threads. The first call connects."""
+    """A thread-safe connection, opened by the first call."""
 
     def __init__(self, url: str, protocol: ProtocolName, headers: Headers = NO_HEADERS) -> None:
         super().__init__(url, protocol, headers)
@@ -102,7 +102,7 @@ class BlockingConnection(Connection):
 
 
 class AsyncConnection(Connection):
-    """A connection for the tasks of one event loop; a cancelled task cancels its call over gRPC."""
+    """A connection for the tasks of one event loop; cancelling a task cancels its gRPC call."""
 
     _client: Any = None
 
@@ -115,7 +115,7 @@ class AsyncConnection(Connection):
         await asyncio.sleep(seconds)
 
     async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
-        """Return the value of a function, which runs in a thread unless it is given only bytes."""
+        """Return the value of a function, which runs in a thread unless its argument is bytes."""
         return function(given) if isinstance(given, bytes) else await asyncio.to_thread(function, given)
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class AsyncConnection(Connection):
     def _opened(self) -> Any:
         if self._is_closed:
             raise RuntimeError
-        if self._client is None:  # here, because the client needs a running loop
+        if self._client is None:  # created here because the client needs a running loop
             if self.protocol == "grpc":
                 self._client = tritonclient.grpc.aio.InferenceServerClient(self.url, channel_args=CHANNEL)
             else:
@@ -147,14 +147,14 @@ def run(coroutine: Coroutine[Any, Any, Value]) -> Value:
 
 
 def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) -> Exception:
-    # Frames of tritonclient and their error refer to each other, and keep the request in memory.
+    # tritonclient's frames and their error refer to each other, which would keep the request in memory.
     error.__traceback__ = None
     if is_closed:
         return RuntimeError("the classifier is closed")
-    # A network that loses packets raises TimeoutError, too, but with an errno.
+    # A network that loses packets also raises TimeoutError, but with an errno.
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
-    # A connection that breaks is an OSError, too.
+    # A broken connection is an OSError too.
     if isinstance(error, FOREIGN) and not isinstance(error, OSError) and not connection_hint(str(error)):
         return Unreachable(
             f"{url}: expected a response of Triton's HTTP port, got {type(error).__name__}; fix: {PORTS_HINT}"

@@ -1,4 +1,4 @@
-"""Admission control: who may be in flight to the server, in which order, and at what cost."""
+"""Admission control: which requests may be in flight to the server, in which order, and at what cost."""
 
 import asyncio
 import sys
@@ -14,25 +14,25 @@ from nereid.base.processes import available_cores
 from nereid.gateway.failures import Failure
 from nereid.vision.imaging.formats.size import LARGE_WORK
 
-# Seconds in flight over which a mean is formed: cheap requests hide no expensive one.
+# Averaging window, in seconds of time in flight, so that cheap requests cannot hide an expensive one.
 HORIZON_S = 10.0
-# A key that was idle for so long is forgotten, and no key is compared with it.
+# A key idle for this many seconds is forgotten and no longer compared with others.
 MEMORY_S = 60.0
-# A request that takes so long can keep a core busy alone. The remaining time of an abandoned request is
-# unknown: assume `PATIENCE_S`, in which a core reads a page of the most lines.
+# A request that takes `SLOW_S` can keep a core busy on its own. The remaining time of an abandoned request is
+# unknown, so assume `PATIENCE_S`, which one core needs to read a page with the maximum number of lines.
 SLOW_S, PATIENCE_S = 0.1, 5.0
-# Models, which callers of the v2 protocol name, and keys that a key is compared with.
+# Maximum models remembered (v2 callers choose the names), and other keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Seconds per unit of work, where each second in flight counts alike.
+    """Mean seconds per unit of work, weighted by time in flight.
 
     Attributes:
         in_flight_s: from admission to response.
         share_s: the same, divided by the number of requests in flight.
-        at_s: when it was last changed.
+        at_s: time of the last change.
     """
 
     in_flight_s: float
@@ -41,22 +41,22 @@ class _Mean:
 
 
 class Costs:
-    """Mean times in flight per unit of work, by model and key; pure.
+    """Mean time in flight per unit of work, by model and key; pure.
 
     Args:
         clock: monotonic time in seconds.
-        cores: those of the server; 0 for those of this machine.
+        cores: the server's core count; 0 for this machine's.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, cores: int = 0) -> None:
         self._clock, self._half = clock, max(1, (cores or available_cores()) // 2)
-        # The last changed model, and the last changed key of each model, are the last.
+        # Models, and the keys of each model, are ordered by last change, newest last.
         self._means: dict[str, dict[str, _Mean]] = {}
 
     def most_in_flight(self, owner: str, model: str) -> int:
-        """Return how many requests of a key to a model may be in flight, so that others find an instance.
+        """Return how many of a key's requests to a model may be in flight, leaving instances for others.
 
-        Until their cost is known, one; if they are slow, half of the cores.
+        One until their cost is known; half the cores if they are slow.
         """
         means = self._recent(model)
         if not owner or not means.keys() - {owner}:
@@ -66,20 +66,20 @@ class Costs:
         return self._half if self.is_slow(owner, model) else sys.maxsize
 
     def is_slow(self, owner: str, model: str) -> bool:
-        """Return whether other keys use a model too, and the requests of a key or of the others take long."""
+        """Return whether other keys also use a model and either this key's requests or theirs are slow."""
         means = self._recent(model)
         others = [mean.share_s for mean in self._others(owner, means)]
         own = means[owner].share_s if owner in means else 0.0
         return bool(others) and max(own, _median(others)) >= SLOW_S
 
     def is_costly(self, owner: str, model: str) -> bool:
-        """Return whether the requests of a key cost as much as large images, whatever they declare."""
+        """Return whether a key's requests cost as much as large images, whatever they declare."""
         means = self._recent(model)
         mean = means.get(owner)
         return mean is not None and mean.share_s >= LARGE_WORK * self._typical_s(owner, means, mean)
 
     def expected_s(self, owner: str, model: str) -> float:
-        """Return the mean time of a key per unit of work; 0 if it is not known."""
+        """Return a key's mean time per unit of work; 0 if unknown."""
         mean = self._recent(model).get(owner)
         return mean.in_flight_s if mean else 0.0
 
@@ -92,16 +92,16 @@ class Costs:
         in_flight: int = 1,
         is_answered: bool = True,
     ) -> int:
-        """Record a request; return the units that it cost beyond the declared ones.
+        """Record a request and return the units it cost beyond those it declared.
 
         Args:
             owner: the id of its key; empty without a key.
             model: its model.
             seconds: its time in flight.
-            work: the units that it declared, of a small photo each.
-            in_flight: the number of requests in flight when it was sent, with it.
-            is_answered: whether it has a result. Else it says nothing about the time that others would take:
-                it was refused early, or the server still works on it.
+            work: the units it declared; one unit is a small photo.
+            in_flight: the number of requests in flight when it was sent, including itself.
+            is_answered: whether it has a result. If not, it says nothing about how long others would take:
+                it was refused early, or the server is still working on it.
         """
         if not owner:
             return 0
@@ -127,14 +127,14 @@ class Costs:
             del self._means[next(iter(self._means))]
 
     def _recent(self, model: str) -> dict[str, _Mean]:
-        """Return the means of the keys that used a model lately; the others are forgotten."""
+        """Return the means of the keys that used a model recently, and forget the others."""
         means, oldest_s = self._means.get(model, {}), self._clock() - MEMORY_S
         while means and means[oldest := next(iter(means))].at_s < oldest_s:
             del means[oldest]
         return means
 
     def _typical_s(self, owner: str, means: dict[str, _Mean], own: _Mean) -> float:
-        """Return the median of other keys, or the mean of the only key; but what a photo may take."""
+        """Return the other keys' median, or the only key's mean; but at least what a photo may take."""
         others = [mean.in_flight_s for mean in self._others(owner, means)]
         return max(SLOW_S / LARGE_WORK, _median(others) if others else own.in_flight_s)
 
@@ -148,24 +148,24 @@ def _median(numbers: list[float]) -> float:
 
 
 class FairQueue:
-    """FairQueue that many owners share: each gets the same time, however long its queue or its turns are.
+    """A queue that gives all owners equal time, however long their queues or turns are.
 
-    The next turn goes to the owner that has used the least time, which counts from the moment when it joins
-    the others. An owner leaves one turn to the others, if any was there in the last `MEMORY_S` seconds.
-    Without a name it may take all.
+    The next turn goes to the owner that has used the least time since joining the others. An owner leaves
+    one turn free if any other owner was present in the last `MEMORY_S` seconds; an owner without a name may
+    take all turns.
 
-    Source: start-time fair queueing (Goyal, Vin and Cheng 1996); the time of a turn is known when it ends.
+    Source: start-time fair queueing (Goyal, Vin and Cheng 1996); a turn's duration is known when it ends.
 
     Args:
-        limit: returns how many turns there may be at a time.
+        limit: returns the maximum number of concurrent turns.
         clock: monotonic time in seconds.
     """
 
     def __init__(self, limit: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
-        # The owner that was there last, and when; and when any other was.
+        # The owner seen last, and when; and when any other owner was last seen.
         self._newest, self._newest_s, self._others_s = "", -inf, -inf
-        # The owner that got a turn last is the last.
+        # The owner that got a turn most recently comes last.
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
         self._held = Counter[str]()
         self._used_s = defaultdict[str, float](float)
@@ -175,25 +175,25 @@ class FairQueue:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait."""
+        """The number of waiting requests."""
         return sum(map(len, self._queues.values()))
 
     def waiting_before(self, owner: str) -> int:
-        """Return how many of those that wait get their turn before another request of an owner, about."""
+        """Estimate how many waiting requests would get their turn before a new request from this owner."""
         if not self._queues:
             return 0
         own = self.waiting_of(owner)
         return sum(min(len(queue), own + (name != owner)) for name, queue in self._queues.items())
 
     def waiting_of(self, owner: str) -> int:
-        """Return how many requests of an owner wait."""
+        """Return how many of an owner's requests are waiting."""
         return len(self._queues.get(owner, ()))
 
     async def take(self, owner: str, remaining_s: float | None = None) -> None:
         """Wait for a turn and take it; `leave` ends it.
 
         Raises:
-            TimeoutError: there was no turn in time.
+            TimeoutError: no turn became free in time.
         """
         if owner != self._newest:
             self._newest, self._others_s = owner, self._newest_s
@@ -214,7 +214,7 @@ class FairQueue:
             raise
 
     def leave(self, owner: str, seconds: float = 0.0) -> None:
-        """End a turn of an owner that took this time, and give it to the next one who waits."""
+        """End an owner's turn that lasted `seconds`, and pass it to the next waiting owner."""
         self.taken -= 1
         self._held[owner] -= 1
         self._used_s[owner] += seconds
@@ -239,7 +239,7 @@ class FairQueue:
         self._now_s = max(self._now_s, self._used_s[owner])
 
     def _may_take(self, owner: str, limit: int) -> bool:
-        """Return whether there is a turn for an owner, which leaves one to others if there are any."""
+        """Return whether an owner may take a turn, leaving one free for others if there are any."""
         held = self._held[owner]
         return self.taken < limit and (not owner or held < max(1, limit - 1) or self._is_alone(owner))
 
@@ -249,7 +249,7 @@ class FairQueue:
         return not has_others and self._clock() - others_s > MEMORY_S
 
     def _next(self) -> str | None:
-        """Return the owner whose turn it is: turns that it still has count as long as its last one."""
+        """Return the owner that is next, assuming that unfinished turns last as long as its latest one."""
         limit = self._limit()
         able = (owner for owner in self._queues if self._may_take(owner, limit))
         return min(able, key=self._tag_s, default=None)
@@ -264,11 +264,11 @@ class FairQueue:
             if not queue:
                 del self._queues[owner]
             self._forget(owner)
-        elif not turn.cancelled():  # a turn was given in the same moment
+        elif not turn.cancelled():  # it got a turn at the same moment
             self.leave(owner)
 
     def _forget(self, owner: str) -> None:
-        """Forget an owner that has no turn, waits for none, and has used no more than others."""
+        """Forget an owner that has no turn, is not waiting, and has used no more time than others."""
         if not self._held[owner] and owner not in self._queues and self._used_s[owner] <= self._now_s:
             for each in (self._held, self._used_s, self._last_s):
                 each.pop(owner, None)
@@ -278,7 +278,7 @@ class FairQueue:
 MIN_LIMIT, INITIAL_LIMIT = 16.0, 24.0
 TOLERANCE, SMOOTHING = 1.5, 0.5
 WINDOW_S, WINDOW_SAMPLES = 0.1, 10
-# With little load, responses are rare, and an estimate should not be old.
+# At low load, responses are rare, so bound the age of an estimate.
 MAX_WINDOW_S = 1.0
 PROBE_S, PROBE_SAMPLES = 10.0, 30
 QUIET_SMOOTHING = 0.2
@@ -286,11 +286,11 @@ DROP = 0.9
 
 
 class ConcurrencyLimit:
-    """An adaptive limit; pure, since times are arguments.
+    """An adaptive concurrency limit; pure, because times are arguments.
 
     Attributes:
-        limit: the present limit of requests in flight.
-        steady: the same, also while it is halved for a probe.
+        limit: the current limit on requests in flight.
+        steady: the same, but not reduced while `limit` is halved for a probe.
         rtt_s: mean round trip of the last window, 0 before the first.
 
     Args:
@@ -308,7 +308,7 @@ class ConcurrencyLimit:
 
     def _open(self, now_s: float, is_probing: bool = False) -> None:
         self._opened_s, self._is_probing = now_s, is_probing
-        # Requests sent before the queue has shrunk do not count: they waited in the longer queue.
+        # Ignore requests sent before the queue shrank, because they waited in the longer queue.
         self._since_s = inf if is_probing else -inf
         self._samples = self._peak = 0
         self._sum_s = 0.0
@@ -319,7 +319,7 @@ class ConcurrencyLimit:
         self.limit = int(max(self._min_limit, limit / 2)) if self._is_probing else self.steady
 
     def sample(self, rtt_s: float, in_flight: int, now_s: float) -> None:
-        """Record a response that took `rtt_s` seconds; `in_flight` requests remain."""
+        """Record a response that took `rtt_s` seconds and left `in_flight` requests in flight."""
         self._peak = max(self._peak, in_flight + 1)
         if in_flight < self.limit:
             self._since_s = min(self._since_s, now_s)
@@ -333,7 +333,7 @@ class ConcurrencyLimit:
             self._close(now_s)
 
     def dropped(self) -> None:
-        """Record that the server rejected a request because of overload."""
+        """Record that the server rejected a request because it was overloaded."""
         self._set(max(self._min_limit, self._limit * DROP))
 
     def _close(self, now_s: float) -> None:
@@ -348,7 +348,7 @@ class ConcurrencyLimit:
         self._open(now_s, is_probing=not is_quiet and self._is_stale(now_s))
 
     def _is_stale(self, now_s: float) -> bool:
-        # At the bottom and still slow, or faster than with half as many: the base is wrong.
+        # At the minimum and still slow, or faster than with half as many: the baseline is wrong.
         is_slower = self._limit <= self._min_limit and self.rtt_s > TOLERANCE * self._base_s
         is_faster = self.rtt_s < self._base_s / TOLERANCE
         return is_slower or is_faster or not self._base_s or now_s - self._probed_s >= PROBE_S
@@ -361,21 +361,21 @@ class ConcurrencyLimit:
 
 
 MAX_RETRY_AFTER_S = 30.0
-# Queue length per request in flight: a response then takes at most about five round trips.
+# Queue length per request in flight, which limits a response to about five round trips.
 MAX_WAITING_PER_SLOT = 4
-# Large images of one key that may wait; each takes up to some seconds.
+# Maximum waiting large images per key; each can take several seconds.
 MAX_LARGE_WAITING = 4
-# A large image may take so many times as long as its pixels say, but little takes longer than the deadline of
-# a route.
+# A large image may take this many times longer than its pixels suggest, but little takes longer than a
+# route's deadline.
 LARGE_MARGIN, MAX_REST_S = 4, 10.0
 
 
 class Admission:
-    """Limit the requests in flight to the server by an adaptive limit, and queue the next ones.
+    """Apply an adaptive limit to the requests in flight to the server, and queue the rest.
 
-    A request in this queue can still be cancelled without cost. In Triton's queue it cannot. Keys take turns.
-    One large image is in flight at a time, so that the server's other instances serve the small ones. So is
-    one request of the keys whose requests take as long. No key fills all instances with slow ones.
+    A request in this queue can still be cancelled at no cost; in Triton's queue it cannot. Keys take turns.
+    Only one large image, or request from keys whose requests take as long, is in flight at a time, which
+    leaves the server's other instances to small ones. No key can fill all instances with slow requests.
 
     Args:
         max_limit: upper bound of the limit.
@@ -390,12 +390,12 @@ class Admission:
             FairQueue(lambda: 1, clock),
         )
         self.costs = Costs(clock)
-        # Of each key and model that has requests.
+        # By key and model, while they have requests.
         self._own: dict[tuple[str, str], FairQueue] = {}
 
     @property
     def limit(self) -> int:
-        """The present limit of requests in flight."""
+        """The current limit on requests in flight."""
         return self._concurrency_limit.limit
 
     @property
@@ -409,10 +409,10 @@ class Admission:
         return sum(each.waiting for each in (self._turns, self._large, *self._own.values()))
 
     def check(self, remaining_s: float, owner: str = "") -> None:
-        """Reject a request that would wait too long or miss its deadline; takes no slot.
+        """Reject a request that would wait too long or miss its deadline; does not take a slot.
 
         Args:
-            remaining_s: the time until the deadline of the request.
+            remaining_s: the time until the request's deadline.
             owner: the id of its key; empty without a key.
 
         Raises:
@@ -426,7 +426,7 @@ class Admission:
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
             )
         needed_s = self._needed_s(1, waiting)
-        # One request always passes, so that a wrong estimate is corrected.
+        # Always admit one request, so that a wrong estimate gets corrected.
         if self._turns.taken and needed_s > remaining_s:
             raise Failure(
                 "overloaded",
@@ -440,12 +440,12 @@ class Admission:
         """Wait for a slot and take it.
 
         Args:
-            remaining_s, owner: as those of `check`.
-            work: units of each image or tensor.
-            model: its model, whose requests take about the same time.
+            remaining_s, owner: as for `check`.
+            work: units of work per image or tensor.
+            model: its model; requests to one model take about the same time.
 
         Raises:
-            Failure: as `check`; `deadline_exceeded` if no slot became free in time.
+            Failure: as for `check`, or `deadline_exceeded` if no slot became free in time.
         """
         self.check(remaining_s, owner)
         slot, deadline_s = Slot(self, owner, model, sum(work)), self._clock() + remaining_s
@@ -481,25 +481,25 @@ class Admission:
         return self._own[owner, model]
 
     def forget(self, owner: str, model: str) -> None:
-        """Forget the turns of a key and a model that has no requests."""
+        """Forget the queue of a key and model that have no requests."""
         turns = self._own.get((owner, model))
         if turns and not turns.taken and not turns.waiting:
             del self._own[owner, model]
 
     def retry_after_s(self) -> float:
-        """Return the estimated time for the requests in flight and in the queue, at the recent speed."""
+        """Return the estimated time to finish all requests in flight and in the queue, at the recent rate."""
         return min(MAX_RETRY_AFTER_S, self._needed_s(self._turns.taken / self.limit, self.waiting))
 
     def _needed_s(self, round_trips: float, waiting: int) -> float:
-        """Return the duration of a queue and of a number of further round trips."""
+        """Return how long a queue and a number of additional round trips take."""
         return self._concurrency_limit.rtt_s * (round_trips + waiting / self._concurrency_limit.limit)
 
 
 class Slot:
-    """A slot of one request in flight; released exactly once.
+    """The slot of one request in flight; released exactly once.
 
     Attributes:
-        is_large: whether it is in the lane of large images.
+        is_large: whether it is in the large-image lane.
     """
 
     __slots__ = ("_admission", "_began_s", "_in_flight", "_model", "_owner", "_turns", "_work", "is_large")
@@ -511,16 +511,16 @@ class Slot:
         self.is_large = False
 
     async def wait(self, turns: FairQueue, owner: str, remaining_s: float) -> None:
-        """Wait for a turn, which the slot then has."""
+        """Wait for a turn, which the slot then holds."""
         await turns.take(owner, remaining_s)
         self._turns.append((turns, owner))
 
     def begin(self) -> None:
-        """Note that the request is in flight from now on."""
+        """Mark the request as in flight from now on."""
         self._began_s, self._in_flight = self._admission._clock(), self._admission._turns.taken
 
     def measure(self, is_answered: bool) -> int:
-        """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
+        """Record the request's time in flight and return the units it cost beyond those it declared."""
         if not (owner := self._owner):
             return 0
         costs = self._admission.costs
@@ -540,7 +540,7 @@ class Slot:
         self.release()
 
     def release(self) -> None:
-        """Release the slot without a sample, also one that is only waited for."""
+        """Release the slot without recording a sample, even if it is still waiting."""
         while self._turns:
             turns, owner = self._turns.pop()
             turns.leave(owner, self._in_flight_s())
@@ -548,11 +548,11 @@ class Slot:
             self._admission.forget(self._owner, self._model)
 
     def abandoned_work_s(self) -> float:
-        """Return the estimated time that the server still works on a request whose caller has left.
+        """Estimate how much longer the server works on a request whose caller has left.
 
-        The server finishes a dispatched request without a report. The mean time of its key is assumed, for
-        each unit that it declared; for a large image four times as much. It is `PATIENCE_S` for a key whose
-        requests are limited.
+        The server finishes a dispatched request without reporting it. The estimate is the key's mean time for
+        each unit declared, four times that for a large image, and at least `PATIENCE_S` for a large image or
+        a key whose requests are limited.
         """
         admission, costs = self._admission, self._admission.costs
         each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))

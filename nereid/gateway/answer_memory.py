@@ -1,4 +1,4 @@
-"""The last answers of a gateway, in memory that its workers share, for feedback about them."""
+"""A gateway's latest answers, kept in memory shared by its workers so that feedback can refer to them."""
 
 import fcntl
 import mmap
@@ -11,9 +11,9 @@ from hashlib import blake2b
 from math import inf
 from struct import Struct
 
-# An answer belongs to one set of places. In a full set, the oldest answer is forgotten.
+# Each answer maps to one set of entries. When a set is full, its oldest answer is evicted.
 SETS, PLACES = 2**13, 8
-# Digest of the request, time, index of the best class, digest of its label, whether feedback came, names.
+# Request digest, time, index of the best class, digest of its label, whether it had feedback, names.
 ENTRY = Struct("=16sdi8sB112s")
 SET_BYTES = PLACES * ENTRY.size
 _SEPARATOR = "\0"
@@ -22,7 +22,7 @@ _FREE = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """The answer that feedback is about; `is_first` is False if it had feedback before."""
+    """The answer that feedback refers to; `is_first` is False if it already had feedback."""
 
     model: str
     variant: str
@@ -31,10 +31,10 @@ class Rated:
 
 
 class AnswerMemory:
-    """The last 65,536 answers, which forked processes share; a killed process leaves no lock.
+    """The latest 65,536 answers, shared by forked processes; a killed process leaves no lock behind.
 
     Args:
-        clock: time of a clock that all processes share, in seconds.
+        clock: time in seconds, from a clock that all processes share.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,7 +45,7 @@ class AnswerMemory:
         self._memory = mmap.mmap(self._file, SETS * SET_BYTES)
 
     def remember(self, name: str, model: str, variant: str, index: int, label: str) -> None:
-        """Store the best class of an answer.
+        """Store an answer's best class.
 
         Args:
             name: id of the request; a later answer with the same id replaces it.
@@ -66,7 +66,7 @@ class AnswerMemory:
             self._unlock(begin)
 
     def rate(self, name: str, label: str | int) -> Rated | None:
-        """Compare an answer with the true class, a label or an index; None if the answer is not known."""
+        """Compare an answer with the true class, given as label or index; None if the answer is unknown."""
         key = _digest(name, 16)
         begin = self._lock(key)
         try:
@@ -82,7 +82,7 @@ class AnswerMemory:
         return Rated(model, variant, is_correct, not has_feedback)
 
     def _lock(self, key: bytes) -> int:
-        """Return the place where the set of a key begins, which no other process changes until `_unlock`."""
+        """Lock a key's set against other processes until `_unlock`, and return its offset."""
         number = int.from_bytes(key[:8]) % SETS
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, number)
         return number * SET_BYTES
@@ -97,7 +97,7 @@ class AnswerMemory:
         return None
 
     def _free(self, begin: int) -> int:
-        """Return a free place of a set, or that of the oldest answer."""
+        """Return the offset of a free entry in a set, or of its oldest answer."""
         oldest, oldest_s = begin, inf
         for place in range(begin, begin + SET_BYTES, ENTRY.size):
             key, at_s, *_ = ENTRY.unpack_from(self._memory, place)
@@ -113,5 +113,5 @@ def _digest(text: str, size: int) -> bytes:
 
 
 def _label_digest(label: str) -> bytes:
-    """Return the digest of a label without regard to case and surrounding spaces."""
+    """Return a label's digest, ignoring case and surrounding spaces."""
     return _digest(label.strip().casefold(), 8)

@@ -1,4 +1,4 @@
-"""Images by REST, for every task: its endpoint, and the way from the body of a request to the answer."""
+"""Images over REST, for every task: its endpoint, and the path from request body to response."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from nereid.gateway.state import Gateway
 
 Handler = Callable[["Gateway", GatewayRequest], Awaitable[GatewayResponse]]
-# Encodes an answer, from the parameters of the request, its image, and the cost of that.
+# Encodes an answer, given the request's parameters, its image and the image's cost.
 Respond = Callable[
     ["Gateway", GatewayRequest, Any, Mapping[str, str], memoryview, int], Awaitable[GatewayResponse]
 ]
 _Value = TypeVar("_Value")
-# A query parameter: its description and its JSON schema.
+# A query parameter: its description and JSON schema.
 Parameter = tuple[str, Mapping[str, Any]]
 
 WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
-# The parameters of every task.
+# Parameters that every task accepts.
 ROUTE_PARAMETERS: dict[str, Parameter] = {
     "variant": ("Variant of the route that answers; same as header x-variant.", WORD),
     "version": ("Version of the model that answers; same as header x-model-version.", WORD),
     "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", WORD),
 }
 DEFAULT_TOP_K = 5
-# Sample images, and their credits.
+# Sample images and their credits.
 PHOTOS = {
     COFFEE: "Rachel Michetti, courtesy of Pikolo Espresso Bar, CC0",
     CHELSEA: "Stéfan van der Walt, CC0",
 }
-# Accepted media types of one image.
+# Media types accepted for a single image.
 ONE_IMAGE = ("image/*", "application/octet-stream", FORM, JSON)
 BODY_ERRORS: tuple[Code, ...] = ("body_timeout", "too_large", "unsupported_media_type")
 IMAGE_ERRORS: tuple[Code, ...] = (
@@ -80,13 +80,13 @@ class Operation:
         answer: class of the response; None if the response is not JSON but has `response_type`.
         query: the query parameters, by name.
         body: class of the JSON body.
-        kinds: accepted media types of the body.
-        errors: possible error codes, in addition to those of every operation.
+        kinds: media types accepted for the body.
+        errors: possible error codes, in addition to those common to all operations.
         is_limited: whether quotas, rule headers and the timeout header apply.
-        is_of_model: whether the operation is about one model: the default one, or the one in the path.
-        other_type: media type of the response that parameters can choose instead of JSON; empty for none.
+        is_of_model: whether the operation concerns one model: the default one, or the one in the path.
+        other_type: response media type that parameters can select instead of JSON; empty for none.
         task: the task that the model must have; None for any.
-        parts: further classes that the schema of the answer refers to.
+        parts: additional classes that the schema of the answer refers to.
     """
 
     method: str
@@ -107,7 +107,7 @@ class Operation:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path, and for an operation of a model the path with a model's name."""
+        """The path and, for a model operation, also the path with a model's name."""
         if not self.is_of_model:
             return (self.path,)
         return self.path, f"/v1/models/{{model}}/{self.path.removeprefix('/v1').strip('/')}"
@@ -115,24 +115,24 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The REST endpoint of a task: it runs a model on one image, and answers with the result.
+    """A task's REST endpoint: runs a model on one image and responds with the result.
 
-    The gateway reads and checks the image and the parameters. The face `result` of the task reads the
-    response of the model.
+    The gateway reads and checks the image and the parameters. The task's face `result` reads the model's
+    response.
 
     Attributes:
         summary: one line for the OpenAPI document: `Find the objects in one image.`
         answer: class of the answer: `Answered`, then the fields of the task, then `timings_ms`.
-        values: returns the values of the task's fields, from a result and the parameters of the request;
-            without it they are the attributes of the result with the same names.
+        values: returns the values of the task's fields, given a result and the request's parameters;
+            by default, the attributes of the result with the same names.
         parameters: all query parameters by name. A value is checked against `enum`, in lower case, and
-            against the `maximum` of an `integer`; the integer `top_k` reaches Triton's classification.
-        errors: error codes, in addition to those of every image.
+            against the `maximum` of an `integer`; the integer `top_k` is passed to Triton's classification.
+        errors: error codes, in addition to those common to all images.
         photos: sample images that suit the task, with their credits.
-        operations: further operations of the task; of those that are about a model, it must have the task.
-        kinds: accepted media types of the body.
-        respond: encodes an answer; raises Failure. None: as JSON.
-        other_type: media type that it can choose instead of JSON.
+        operations: additional operations of the task; for a model operation, the model must have the task.
+        kinds: media types accepted for the body.
+        respond: encodes an answer and may raise Failure; None encodes it as JSON.
+        other_type: media type that `respond` can choose instead of JSON.
         keep: called with each result before it is encoded.
     """
 
@@ -150,7 +150,7 @@ class Endpoint:
 
 
 def operations_of(task: Task) -> Iterator[Operation]:
-    """Yield the operations of a task; the first one runs it on the image of a request."""
+    """Yield a task's operations; the first one runs it on the image of a request."""
     endpoint: Endpoint = task.face("endpoint")
     kind = task.face("result")
     own = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
@@ -185,7 +185,7 @@ def operations_of(task: Task) -> Iterator[Operation]:
             return await endpoint.respond(gateway, request, reply, given, image, work)
         return json_response(reply)
 
-    # The id and the summary of the operation.
+    # The operation's id and summary.
     answer.__name__, answer.__doc__ = task.path.rpartition("/")[2], endpoint.summary
     yield Operation(
         *("POST", task.path, answer, "infer", endpoint.answer, endpoint.parameters),
@@ -202,16 +202,16 @@ def operations_of(task: Task) -> Iterator[Operation]:
 async def run_in_limited_thread(
     gateway: "Gateway", request: GatewayRequest, work: int, function: Callable[[], _Value]
 ) -> _Value:
-    """Run a function that works on an image, in a thread; one at a time, because inferences come first.
+    """Run an image function in a thread, only one at a time because inferences have priority.
 
     Args:
-        gateway: its quotas and slots.
-        request: of the image; its key pays for the time.
+        gateway: provides quotas and slots.
+        request: the image's request, whose key is charged for the time.
         work: expected cost, in units of a small photo.
-        function: runs to its end, even if nobody waits any more.
+        function: runs to completion, even if nobody is waiting for it any more.
 
     Raises:
-        Failure: the request is late, or its key has too much waiting.
+        Failure: the request is late, or its key has too many requests waiting.
     """
     slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
 
@@ -230,10 +230,10 @@ async def run_in_limited_thread(
 
 
 def parameters(request: GatewayRequest, known: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return the parameters in the query of a request.
+    """Return the parameters in a request's query string.
 
     Raises:
-        Failure: a parameter is unknown or repeated, or not a value of its schema.
+        Failure: a parameter is unknown or repeated, or its value does not match its schema.
     """
     given = request.query(known)
     for name, value in given.items():
@@ -249,12 +249,12 @@ def parameters(request: GatewayRequest, known: Mapping[str, Parameter]) -> dict[
 
 
 def top_k_of(given: Mapping[str, str]) -> int:
-    """Return the number of classes that the parameters of a request ask for."""
+    """Return the number of classes that a request's parameters ask for."""
     return int(given.get("top_k", DEFAULT_TOP_K))
 
 
 def source_of(found: Any) -> tuple[str, str, str, str]:
-    """Return model, variant, version and reason of a result, as an answer has them."""
+    """Return a result's model, variant, version and reason, in the order used in answers."""
     return found.model, found.variant, found.version, found.reason
 
 

@@ -1,4 +1,4 @@
-"""Endpoints beside inference: the preview of an image, and the upload of a network."""
+"""Endpoints other than inference: image preview and network upload."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return GatewayResponse(png, b"image/png", headers=[(b"cache-control", b"no-store")])
 
 
-# Query parameters that set limits of the examination, with their names there.
+# Query parameters that set limits for the examination, and the names it uses for them.
 LIMITS = {"tolerance": "tolerance", "max_slowdown": "max_slowdown", "max_memory": "max_memory_ratio"}
 PUBLISH_PARAMETERS: dict[str, Parameter] = {
     "share": ("Initial share of the traffic, such as 10%; 0 without it.", WORD),
@@ -53,9 +53,9 @@ PUBLISH_PARAMETERS: dict[str, Parameter] = {
     "max_slowdown": ("Maximum time per image, as a multiple of the current version's.", WORD),
     "max_memory": ("Maximum memory, as a multiple of the current version's.", WORD),
 }
-# That of a network in one file. Source: protobuf's limit of a message.
+# Size limit of a network in one file. Source: protobuf's message size limit.
 MAX_BYTES = 2 * 2**30
-# Seconds for each piece of the body, and for the whole body.
+# Time limits in seconds for each piece of the body and for the whole body.
 PIECE_S, BODY_S = 30.0, 900.0
 ELSEWHERE = (
     "a gateway with --url cannot publish: it has no repository; fix: nereid publish, beside the server"
@@ -90,7 +90,7 @@ async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 
 def _number(given: Mapping[str, str], name: str) -> float:
-    """Return the number of a query parameter; 0 without one."""
+    """Return a query parameter as a number; 0 if it is absent."""
     text = given.get(name, "0")
     with contextlib.suppress(ValueError):
         value = parse_share(text) if name == "share" else float(text)
@@ -102,7 +102,7 @@ def _number(given: Mapping[str, str], name: str) -> float:
 
 @contextlib.asynccontextmanager
 async def _upload_folder(repository: Path) -> AsyncIterator[Path]:
-    """Provide the one folder for uploads of a repository; of a process that was killed, it has leftovers."""
+    """Provide a repository's single upload folder, which may contain leftovers of a killed process."""
     state = files.state_folder(repository)
     folder = state / "upload"
     try:
@@ -121,11 +121,11 @@ async def _upload_folder(repository: Path) -> AsyncIterator[Path]:
 
 
 async def _receive(request: GatewayRequest, target: Path) -> None:
-    """Write the body to a file, a piece at a time.
+    """Write the body to a file piece by piece.
 
     Raises:
-        Failure: it is empty, too large or late.
-        ClientClosed: the client disconnected before the end of the body.
+        Failure: the body is empty, too large or late.
+        ClientClosed: the client disconnected before sending the whole body.
     """
     expected = f"expected an ONNX file of at most {format_bytes(MAX_BYTES)}"
     declared, size_bytes, is_complete = request.header(b"content-length"), 0, False

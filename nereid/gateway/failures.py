@@ -35,7 +35,7 @@ Fault = Literal["caller", "load", "server"]
 
 
 class GrpcStatus(IntEnum):
-    """Statuses of gRPC. Source: grpc/doc/statuscodes.md."""
+    """gRPC statuses. Source: grpc/doc/statuscodes.md."""
 
     OK = 0
     INVALID_ARGUMENT = 3
@@ -56,9 +56,9 @@ class ErrorKind(NamedTuple):
     Attributes:
         status: the HTTP status.
         grpc: the gRPC status.
-        fault: what caused it; only a fault of the server counts as a failure of the service.
-        is_repeatable: whether the gateway may send an image again: the model has not computed it.
-        prefix: first words of the message in the v2 protocol, where a client has no code.
+        fault: who caused it; only a server fault counts as a failure of the service.
+        is_repeatable: whether the gateway may resend an image because the model has not processed it.
+        prefix: start of the message in the v2 protocol, which has no field for a code.
     """
 
     status: int
@@ -98,15 +98,15 @@ KINDS: dict[Code, ErrorKind] = {
     ),
 }
 STATUS: dict[Code, int] = {code: kind.status for code, kind in KINDS.items()}
-# Faults of the service; other outcomes are caused by callers or by load.
+# Service faults; other outcomes are caused by callers or load.
 FAULTS = frozenset(code for code, kind in KINDS.items() if kind.fault == "server")
-# Outcomes that the server or its load caused, not the image.
+# Outcomes caused by the server or its load rather than by the image.
 SERVER_OUTCOMES = frozenset(code for code, kind in KINDS.items() if kind.fault != "caller")
-# The outcome of a request whose client has disconnected.
+# The outcome of a request whose client disconnected.
 CLIENT_CLOSED = "client_closed"
 GATEWAY_FAILED = "the gateway failed; its log has the request id"
 UNAVAILABLE_RETRY_S = 1.0
-# Names of shared memory regions help to attack a server (CVE-2025-23320); paths tell about the machine.
+# Shared memory region names help attackers (CVE-2025-23320), and paths reveal details of the machine.
 _INTERNAL = re.compile(r"shm|shared memory|nereid-[0-9a-f]{8}|(?:^|[\s'\"(=])/\w[\w.-]*/")
 _HIDDEN = "the logs of server and gateway have the reason"
 _BLAMED: dict[int, Code] = {400: "invalid_request", 404: "not_found", 429: "overloaded"}
@@ -117,13 +117,13 @@ _TEXTS: tuple[tuple[str, Code], ...] = (
     (contract.QUEUE_TIMEOUT_TEXT, "deadline_exceeded"),
     (contract.NOT_HEALTHY_TEXT, "inference_failed"),
     (contract.NOT_READY_TEXT, "unavailable"),
-    # Such as a number that is too large.
+    # For example a number that is too large.
     ("failed to parse the request JSON buffer", "invalid_request"),
 )
 
 
 class Reason(msgspec.Struct):
-    """The reason of an error: a code for programs, a message for people."""
+    """The reason for an error: a code for programs, a message for people."""
 
     code: Code
     message: str
@@ -140,15 +140,15 @@ class Failure(Exception):
     """An error that becomes a response.
 
     Args:
-        code: the code for programs; it decides the status.
+        code: the code for programs; it determines the status.
         message: the expected and the received value; never a secret.
         retry_after_s: seconds until a retry makes sense; sent in whole seconds, at least 1.
 
     Attributes:
         is_repeatable: whether the gateway may send the image again.
-        is_by_status: whether only the status of Triton's response decided the code.
-        is_not_served: whether the model, or what the gateway asks of it, does not exist.
-        more_headers: further headers of the response.
+        is_by_status: whether the code follows only from the status of Triton's response.
+        is_not_served: whether the model, or what the gateway requests from it, does not exist.
+        more_headers: additional response headers.
     """
 
     def __init__(self, code: Code, message: str, retry_after_s: float | None = None) -> None:
@@ -162,17 +162,17 @@ class Failure(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status of the code."""
+        """The HTTP status for the code."""
         return STATUS[self.code]
 
     @property
     def grpc_status(self) -> GrpcStatus:
-        """The gRPC status of the code."""
+        """The gRPC status for the code."""
         return KINDS[self.code].grpc
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers of the response that depend on the error."""
+        """The response headers that depend on the error."""
         headers = [*self.more_headers]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, ceil(self.retry_after_s))).encode()))
@@ -184,7 +184,7 @@ class Failure(Exception):
 
     @property
     def v2_message(self) -> str:
-        """The message in the v2 protocol, with the words that clients recognize."""
+        """The message in the v2 protocol, with the prefix that clients recognize."""
         return KINDS[self.code].prefix + self.message
 
     @property
@@ -194,30 +194,30 @@ class Failure(Exception):
 
 
 def invalid_request(message: str) -> Failure:
-    """Return the error response to a request that no server can run."""
+    """Return the error response for a request that no server can run."""
     return Failure("invalid_request", message)
 
 
 def malformed_response(reason: object) -> Failure:
-    """Return the error response if the outputs of a model are not those of its task."""
+    """Return the error response for a model whose outputs do not match its task."""
     return Failure("inference_failed", f"the model's response is malformed: {reason}")
 
 
 def unreachable(hint: str) -> Failure:
-    """Return the error response if no response came from the server, with a hint that may be empty."""
+    """Return the error response when the server did not respond, with a hint that may be empty."""
     reasons = filter(None, ("the server behind the gateway cannot be reached", hint))
     return Failure("unreachable", ": ".join(reasons), UNAVAILABLE_RETRY_S)
 
 
 def from_error(error: Exception) -> Failure:
-    """Return the error response if a request ended without a response of the server."""
+    """Return the error response for a request that ended without a response from the server."""
     return unreachable(connection_hint(str(error)))
 
 
 def from_triton(status: int, body: bytes) -> Failure:
-    """Return the error response for an error of Triton; callers do not read what helps an attacker.
+    """Return the error response for a Triton error, hiding details that would help an attacker.
 
-    The first known words in its text decide, because an ensemble adds its own text before them.
+    The first known phrase in its text decides, because an ensemble adds its own text before it.
     """
     try:
         text = str(msgspec.json.decode(body)["error"])

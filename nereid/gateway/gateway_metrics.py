@@ -1,4 +1,4 @@
-"""Metrics of the gateway: for Prometheus, with bounded label values, and for its page, the last minute."""
+"""Gateway metrics: for Prometheus, with bounded label values, and the last minute for the web page."""
 
 import time
 from bisect import bisect_left
@@ -14,12 +14,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.multiprocess import MultiProcessCollector
 
 PREFIX = "nereid_gateway_"
-# Doubled from bound to bound; 0.125 replaces 0.128, so that the later bounds include whole seconds.
+# Each bound doubles the previous one; 0.125 replaces 0.128 so that later bounds include whole seconds.
 DURATIONS_S = *(0.001 * 2**step for step in range(7)), *(0.125 * 2**step for step in range(9))
 MAX_VARIANTS = 32
 OTHER = "other"
 WINDOW_S = 60
-# 0.5 ms to 85 s, each bound 15 % above the last: the error of a quantile is less.
+# 0.5 ms to 85 s, each bound 15 % above the previous one, so a quantile's error is below 15 %.
 BOUNDS_S = tuple(0.0005 * 1.15**step for step in range(87))
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
@@ -30,8 +30,8 @@ class Metrics:
     Args:
         in_flight: returns the number of images in flight.
         waiting: returns the number of images in the queue.
-        limit: returns the limit of images in flight.
-        is_shared: whether the values of all workers are added up; `refresh` then updates the gauges.
+        limit: returns the limit on images in flight.
+        is_shared: whether values are summed over all workers; `refresh` then updates the gauges.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Metrics:
             gauge = Gauge(f"{PREFIX}{name}", text, registry=self.registry, multiprocess_mode="livesum")
             self._gauges.append((gauge, value))
         self._variants: set[str] = {""}
-        # `labels` of prometheus_client costs more than the observation.
+        # prometheus_client's `labels` costs more than the observation itself.
         self._observe: dict[tuple[str, ...], Callable[[float], None]] = {}
         self._count: dict[tuple[object, ...], Callable[[], None]] = {}
 
     def variant_label(self, name: str) -> str:
-        """Return the label of a variant that has answered; beyond a limit, variants share one label."""
+        """Return the label for a variant that has answered; variants beyond a limit share one label."""
         if name not in self._variants:
             if len(self._variants) > MAX_VARIANTS:
                 return OTHER
@@ -87,13 +87,13 @@ class Metrics:
     def count_request(
         self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
     ) -> None:
-        """Count a request that has ended, and record its stages."""
+        """Count a finished request and record its stages."""
         self._record(self._requests, endpoint, model, variant, outcome, stages_s)
 
     def count_image(
         self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
     ) -> str:
-        """Count one image of a request, and record its stages; return the label of the variant."""
+        """Count one image of a request, record its stages, and return the variant's label."""
         if variant not in self._variants:
             variant = self.variant_label(variant)
         self._record(self._images, endpoint, model, variant, outcome, stages_s)
@@ -119,7 +119,7 @@ class Metrics:
             observe(seconds)
 
     def count_feedback(self, model: str, variant: str, is_correct: bool) -> None:
-        """Count feedback about an answer as `correct` or `wrong`; both series exist from then on."""
+        """Count feedback on an answer as `correct` or `wrong`; both series exist from then on."""
         for result, count in (("correct", is_correct), ("wrong", not is_correct)):
             self._feedback.labels(model, variant, result).inc(count)
 
@@ -129,7 +129,7 @@ class Metrics:
             gauge.set(value())
 
     def page(self) -> bytes:
-        """Return the page in Prometheus' text format, for all workers together."""
+        """Return the page in Prometheus text format, for all workers together."""
         self.refresh()
         registry = self.registry
         if self._is_shared:
@@ -138,7 +138,7 @@ class Metrics:
 
 
 class VariantLive(Struct):
-    """One variant in the last minute; `share` is its share of the answered images."""
+    """One variant in the last minute; `share` is its fraction of the answered images."""
 
     variant: str
     share: float
@@ -159,7 +159,7 @@ class Second(Struct):
 class LiveState(Struct):
     """The load of the last minute; `outcomes` counts images.
 
-    `is_ready` is whether the model classified a photo a few seconds ago, None while that is unknown.
+    `is_ready` says whether the model classified a photo within the last few seconds; None if unknown.
     """
 
     window_s: int
@@ -182,7 +182,7 @@ class SecondCounts(Struct):
 
 
 class LastMinute(Struct):
-    """The counts of the last minute, and the second of the monotonic clock in which they began."""
+    """The counts of the last minute, and the monotonic-clock second in which counting began."""
 
     began: int
     seconds: list[SecondCounts]
@@ -198,11 +198,11 @@ class Live:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = int(clock())
-        # One more entry for the present second.
+        # One more entry for the current second.
         self._entries = [SecondCounts(-1) for _ in range(WINDOW_S + 1)]
 
     def note(self, outcome: str, variant: str, seconds: float) -> None:
-        """Record the outcome of an image; only answered images have a latency."""
+        """Record an image's outcome; only answered images have a latency."""
         second = int(self._clock())
         entry = self._entries[second % len(self._entries)]
         if entry.second != second:
@@ -213,7 +213,7 @@ class Live:
             counts[bucket] = counts.get(bucket, 0) + 1
 
     def last_minute(self) -> LastMinute:
-        """Return the counts of the last minute, without the second that has just begun."""
+        """Return the counts of the last minute, excluding the current second."""
         now = int(self._clock())
         return LastMinute(
             self._began, [each for each in self._entries if now - WINDOW_S <= each.second < now]
@@ -227,7 +227,7 @@ class Live:
         why_not_ready: str = "",
         others: Sequence[LastMinute] = (),
     ) -> LiveState:
-        """Return the last minute, without the second that has just begun.
+        """Return the last minute, excluding the current second.
 
         Args:
             in_flight, limit, is_ready, why_not_ready: fields of the state.
@@ -260,7 +260,7 @@ class Live:
 
 
 def _by_second(minutes: Iterable[LastMinute], window: range) -> dict[int, SecondCounts]:
-    """Add up the counts of all workers in a window; reports of other workers are some seconds old."""
+    """Sum the counts of all workers in a window; other workers' reports may be a few seconds old."""
     found: dict[int, SecondCounts] = {}
     for entry in (entry for minute in minutes for entry in minute.seconds if entry.second in window):
         total = found.setdefault(entry.second, SecondCounts(entry.second))
@@ -284,7 +284,7 @@ def _sum(counters: Iterable[Mapping[Any, int]]) -> Counter[Any]:
 
 
 def _quantile_ms(counts: Counter[int], share: float) -> float:
-    """Return the upper bound of the bucket in which a quantile lies."""
+    """Return the upper bound of the bucket that contains a quantile."""
     buckets = sorted(counts)
     below = list(accumulate(counts[bucket] for bucket in buckets))
     bucket = buckets[bisect_left(below, share * below[-1])]

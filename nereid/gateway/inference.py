@@ -1,4 +1,4 @@
-"""The one way of an inference to Triton, whatever protocol it came by: admit it, send it, account for it."""
+"""The single path of an inference to Triton, for every protocol: admit it, send it, account for it."""
 
 import asyncio
 import http.client
@@ -56,19 +56,19 @@ NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"), re.compile(r"[
 
 
 class TensorCall:
-    """An inference of checked tensors, whose response is passed on.
+    """An inference on checked tensors, whose response is passed through.
 
     Args:
-        path: Triton's path of the model.
+        path: Triton's path for the model.
         headers: headers for a route.
         checked: the request for Triton.
 
     Attributes:
-        offered: the model of the gateway; None for tensors.
-        budget: that of retries; None for no retries, because a sequence must not see a request twice.
-        path: Triton's path of the inference.
+        offered: the gateway's model; None for tensors.
+        budget: retry budget; None for no retries, because a sequence must not see a request twice.
+        path: Triton's path for the inference.
         work: cost of each image or tensor, in units of a small photo.
-        debt: cost that the quota of the key does not have yet.
+        debt: cost not yet charged to the key's quota.
         is_prepared: whether the outputs to request are known.
         stages_s: durations of the stages so far.
         variant: label of the variant that answered, for metrics.
@@ -85,7 +85,7 @@ class TensorCall:
         self.stages_s: dict[str, float] = {}
 
     def check(self, settings: "Settings") -> None:
-        """Do nothing; the tensors were checked when they were read."""
+        """Do nothing, because the tensors were checked when they were read."""
 
     async def prepare(self, triton: HttpConnections, left_s: float) -> None:
         """Do nothing."""
@@ -108,10 +108,10 @@ class TensorCall:
 
 
 def checked_path(name: str, version: str) -> str:
-    """Return Triton's path of a model, or of a version.
+    """Return Triton's path for a model or a version of it.
 
     Raises:
-        Failure: `not_found`, no model can have that name or version.
+        Failure: `not_found`, because no model can have that name or version.
     """
     if not NAME.fullmatch(name):
         raise Failure("not_found", f"unknown model {name[:128]!r}")
@@ -127,17 +127,17 @@ async def run_tensors(
     headers: Headers,
     checked: CheckedBody,
 ) -> HttpResponse:
-    """Send an inference within the limits of its key and of the server; return Triton's response.
+    """Send an inference within the limits of its key and the server, and return Triton's response.
 
     Args:
         gateway: limits and metrics.
-        request: the request of the caller.
-        path: Triton's path of the model.
+        request: the caller's request.
+        path: Triton's path for the model.
         headers: headers for the route.
         checked: the request for Triton.
 
     Raises:
-        Failure: the request was not admitted, or failed, or no response came in time.
+        Failure: the request was not admitted, failed, or got no response in time.
     """
     if checked.classified:
         described = await read(gateway, path, request.left_s())
@@ -149,10 +149,10 @@ async def run_tensors(
 
 
 async def read(gateway: "Gateway", path: str, timeout_s: float = inf) -> HttpResponse:
-    """Return Triton's response to GET within a time, at most the default timeout of requests.
+    """Return Triton's response to a GET request, waiting at most the default request timeout.
 
     Raises:
-        Failure: no response came.
+        Failure: there was no response.
     """
     try:
         timeout_s = min(timeout_s, gateway.settings.default_timeout_s)
@@ -162,13 +162,13 @@ async def read(gateway: "Gateway", path: str, timeout_s: float = inf) -> HttpRes
 
 
 def failure_of(response: HttpResponse) -> Failure:
-    """Return the error response for an error of Triton."""
+    """Return the error response for a Triton error."""
     return from_triton(response.status, response.body)
 
 
-# The client's times, which the gateway measures itself.
+# Placeholder for client timings; the gateway measures its own.
 _NO_TIMINGS = Timings(0.0, 0.0)
-# What callers of the REST API read instead of Triton's words.
+# Messages that REST API callers see instead of Triton's own.
 _MESSAGES: dict[Code, str] = {
     "overloaded": "too many images are in flight; retry later",
     "unavailable": "the requested model is not served",
@@ -176,22 +176,22 @@ _MESSAGES: dict[Code, str] = {
 
 
 class ImageCall:
-    """An inference of one image, whose response is read as a result of a task.
+    """An inference on one image, whose response is read as the result of a task.
 
     Args:
         offered: the model.
-        kind: the results of the task.
+        kind: the task's kind of results.
         image: the image file.
-        size: its size, as its structure says.
+        size: its size, as declared by its structure.
         work: its cost in units of a small photo.
         headers: headers for a route.
         request_id: the id of the request.
         top_k: number of classes, for a classification.
-        debt: cost that the quota of the key does not have yet.
-        convert: returns the fields of an answer for a result and `given`; raises Failure.
+        debt: cost not yet charged to the key's quota.
+        convert: returns the fields of an answer, given a result and `given`; may raise Failure.
         given: the parameters of the request.
 
-    Attributes: as those of a `TensorCall`, and `values`, the fields of the answer.
+    Attributes: the same as for `TensorCall`, plus `values`, the fields of the answer.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class ImageCall:
         self.stages_s = {"admission": 0.0}
 
     def check(self, settings: "Settings") -> None:
-        """Reject an image that is empty, or too large by its head.
+        """Reject an image that is empty or whose header declares too large a size.
 
         Raises:
             Failure: `invalid_image`.
@@ -228,10 +228,10 @@ class ImageCall:
         check_size(self._size, settings)
 
     async def prepare(self, triton: HttpConnections, left_s: float) -> None:
-        """Find out which outputs of the model to request, once.
+        """Determine once which of the model's outputs to request.
 
         Raises:
-            Failure: the model cannot be reached, or has another task.
+            Failure: the model cannot be reached or has a different task.
         """
         response = await request(triton, "GET", self.offered.path, timeout_s=left_s)
         if response.status != HTTPStatus.OK:
@@ -268,7 +268,7 @@ class ImageCall:
         """Return the result.
 
         Raises:
-            Failure: the response is an error, malformed, or not that of Triton to this request.
+            Failure: the response is an error, is malformed, or is not Triton's response to this request.
         """
         if response.status != HTTPStatus.OK:
             raise _of_image(failure_of(response))
@@ -297,7 +297,7 @@ def _not_served() -> Failure:
 
 
 def _of_image(failure: Failure) -> Failure:
-    """Return the error response to an image: the gateway wrote the request, so it is not invalid."""
+    """Return the error response for an image; the gateway wrote the request, so it cannot be invalid."""
     if failure.is_by_status and failure.code in ("invalid_request", "not_found"):
         return _not_served()
     failure.message = _MESSAGES.get(failure.code, failure.message)
@@ -305,10 +305,10 @@ def _of_image(failure: Failure) -> Failure:
 
 
 async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall") -> Any:
-    """Run an inference within the limits of its key, of the server, and of its time; return its result.
+    """Run an inference within its time limit and the limits of its key and the server; return its result.
 
     Raises:
-        Failure: the inference was not admitted, or failed, or no response came in time.
+        Failure: the inference was not admitted, failed, or got no response in time.
     """
     outcome, variant = "inference_failed", ""
     try:
@@ -333,7 +333,7 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
 def account(
     gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall", outcome: str, variant: str
 ) -> None:
-    """Record an inference that has ended: its outcome, and the durations of its stages."""
+    """Record a finished inference: its outcome and the durations of its stages."""
     if call.offered is None:
         request.stages_s |= call.stages_s
         return
@@ -348,7 +348,7 @@ async def _admit_and_send(
     gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall"
 ) -> Any:
     admission, spans = gateway.admission, request.spans
-    # Nobody reads the span of an inference without tracing.
+    # Without tracing, nobody reads the span of an inference.
     span = spans.context.child() if spans.is_forwarded else spans.context
     left_s, began_s = request.left_s(), time.perf_counter()
     try:
@@ -362,7 +362,7 @@ async def _admit_and_send(
     result = None
     try:
         result = await send(gateway.triton, call, request.left_s, trace)
-    except (TimeoutError, asyncio.CancelledError) as error:  # the server still computes it
+    except (TimeoutError, asyncio.CancelledError) as error:  # the server is still computing it
         asyncio.get_running_loop().call_later(slot.abandoned_work_s(), slot.release)
         if isinstance(error, TimeoutError):
             raise request.late() from None
@@ -388,17 +388,17 @@ async def send(
     left_s: Callable[[], float],
     more_headers: Headers = (),
 ) -> Any:
-    """Send an inference, again after a fault that is safe to repeat, and return its result.
+    """Send an inference, retrying after faults that are safe to retry, and return its result.
 
     Args:
         triton: the connections to the server.
         call: the inference.
-        left_s: returns the seconds that are left, or raises an error.
-        more_headers: headers in addition to those of the call.
+        left_s: returns the seconds left, or raises an error.
+        more_headers: headers added to the call's own.
 
     Raises:
         Failure: the inference failed.
-        TimeoutError: no response came in time.
+        TimeoutError: there was no response in time.
     """
     budget, attempt, remaining_s = call.budget, 1, left_s()
     if budget:
@@ -437,16 +437,16 @@ async def request(
     body: Sequence[bytes | memoryview] = (),
     timeout_s: float | None = None,
 ) -> HttpResponse:
-    """Return Triton's response.
+    """Send a request to Triton and return the response.
 
     Raises:
-        Failure: `unreachable`, no response came.
-        TimeoutError: no response came in time.
+        Failure: `unreachable`, because there was no response.
+        TimeoutError: there was no response in time.
     """
     try:
         return await triton.request(method, path, headers, body, timeout_s)
     except (OSError, http.client.HTTPException) as error:
-        # A network that loses packets raises TimeoutError, too, but with a number.
+        # A network that loses packets also raises TimeoutError, but with an errno.
         if isinstance(error, TimeoutError) and not error.errno:
             raise
         raise from_error(error) from error

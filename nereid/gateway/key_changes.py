@@ -1,4 +1,4 @@
-"""Changes of the key file, each under a lock: add a key, revoke a key."""
+"""Changes to the key file, each made under a lock: adding and revoking keys."""
 
 import contextlib
 import re
@@ -13,14 +13,14 @@ from nereid.gateway.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
 
 
 def default_path(environment: Mapping[str, str]) -> Path:
-    """Return the default file for the keys of this user."""
+    """Return the default path of this user's key file."""
     base = environment.get("XDG_CONFIG_HOME", "")
     config = Path(base) if base else Path(environment.get("HOME", "~")).expanduser() / ".config"
     return config / "nereid" / "keys.json"
 
 
 def open_ring(given: Path | None, environment: Mapping[str, str]) -> KeyRing:
-    """Return the keys of a file; the default file may be created later.
+    """Return the keys in a file; the default file may be created later.
 
     Raises:
         OperationFailed: the file is invalid or cannot be read.
@@ -32,7 +32,7 @@ def open_ring(given: Path | None, environment: Mapping[str, str]) -> KeyRing:
 
 
 def known_keys(path: Path) -> tuple[Key, ...]:
-    """Return the keys of a file; a missing file has none.
+    """Return the keys in a file; a missing file has none.
 
     Raises:
         OperationFailed: the file is invalid or cannot be read.
@@ -48,7 +48,7 @@ def add(path: Path, name: str, scopes: Sequence[str], rate_per_s: float | None) 
 
     Raises:
         WrongUsage: the name or a scope is invalid.
-        OperationFailed: the name has a key already, or the file is invalid.
+        OperationFailed: a key with this name already exists, or the file is invalid.
     """
     if not (0 < len(name) <= 64 and name.isascii() and name.isprintable()):
         raise WrongUsage(f"NAME: expected 1 to 64 printable ASCII characters, got {name!r}")
@@ -69,7 +69,7 @@ def add(path: Path, name: str, scopes: Sequence[str], rate_per_s: float | None) 
 
 
 def revoke(path: Path, name_or_id: str) -> None:
-    """Remove the key with a name; if no key has this name, the key with this id.
+    """Remove the key with the given name or, if there is none, the key with that id.
 
     Raises:
         OperationFailed: the file has no such key, or is invalid.
@@ -86,7 +86,7 @@ def revoke(path: Path, name_or_id: str) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[tuple[Key, ...]]:
-    """Lock the file and read the keys; no other process changes them inside the context."""
+    """Lock the file and read the keys; no other process can change them while the context is open."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with files.locked_folder(path.parent):
         yield known_keys(path)

@@ -1,4 +1,4 @@
-"""API keys of the gateway, what they may do, and their quotas. The file holds digests, never a secret."""
+"""The gateway's API keys, their permissions and quotas. The file stores digests, never secrets."""
 
 import fcntl
 import logging
@@ -28,7 +28,7 @@ from nereid.gateway.settings import Settings
 log = logging.getLogger("nereid.gateway")
 Scope = Literal["infer", "route", "admin"]
 SCOPES: tuple[Scope, ...] = ("infer", "route", "admin")
-# Prefix by which secret scanners recognise a key in logs and files.
+# Prefix that lets secret scanners recognise a key in logs and files.
 SECRET_PREFIX = "nereid_"
 # 256 random bits cannot be guessed, so the digest needs neither salt nor rounds.
 SECRET_BYTES = 32
@@ -36,7 +36,7 @@ MAX_BYTES = 1_000_000
 
 
 class InvalidKeys(Exception):
-    """The key file is invalid; the message has the reason."""
+    """The key file is invalid; the message gives the reason."""
 
 
 class Key(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
 def make(
     name: str, scopes: frozenset[Scope], created: datetime, rate_per_s: float | None = None
 ) -> tuple[Key, str]:
-    """Return a new key, and the secret that is shown once."""
+    """Return a new key and its secret, which is shown only once."""
     secret = f"{SECRET_PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}"
     return Key(secrets.token_hex(4), name, digest(secret), scopes, created, rate_per_s), secret
 
@@ -80,7 +80,7 @@ def read(path: Path) -> KeyFile:
     """Read a key file.
 
     Raises:
-        InvalidKeys: it cannot be read, other users may change it, or its content is invalid.
+        InvalidKeys: the file cannot be read, is writable by other users, or has invalid content.
     """
     try:
         # Without O_NONBLOCK, opening a named pipe would block.
@@ -107,11 +107,11 @@ def format_keys(known: KeyFile) -> bytes:
 
 
 class KeyRing:
-    """The keys of a file that may change; an unreadable file grants nothing, and is logged.
+    """The keys in a file that may change; an unreadable file grants nothing and is logged.
 
     Args:
         path: the file; None for no keys.
-        may_come_later: whether a missing file counts as a file without keys.
+        may_come_later: whether a missing file is treated as having no keys.
 
     Raises:
         InvalidKeys: the file is invalid.
@@ -138,7 +138,7 @@ class KeyRing:
         return self._by_digest.get(digest(secret))
 
     def _read(self) -> None:
-        """Read the file again if it changed; `failure` has the reason if it is invalid."""
+        """Reload the file if it changed; `failure` gives the reason if it is invalid."""
         if self._path is None or (seen := _version(self._path)) == self._seen:
             return
         failed = self.failure
@@ -156,7 +156,7 @@ class KeyRing:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Return values that change with the file; () if it does not exist."""
+    """Return values that change whenever the file does; () if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -174,30 +174,30 @@ HOW = "send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 
 def check_ring(keys: KeyRing, settings: Settings) -> None:
-    """Check that a gateway has keys, if its callers need some.
+    """Check that a gateway has keys if its callers need them.
 
     Raises:
-        ValueError: there are none.
+        ValueError: keys are required but there are none.
     """
     if settings.requires_keys and not keys:
         raise ValueError(REQUIRED_WITHOUT_KEYS if settings.is_on_loopback else EXPOSED_WITHOUT_KEYS)
 
 
 def secret_of(headers: dict[bytes, bytes]) -> str:
-    """Return the secret that a request sends, or ""."""
+    """Return the secret sent with a request, or ""."""
     scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
     given = secret.strip() if scheme.lower() == b"bearer" else headers.get(KEY_HEADER.encode(), b"")
     return given.decode("latin-1")
 
 
 def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need: Need) -> Key | None:
-    """Return the key of a request; None if it sends no key and needs none.
+    """Return the key of a request, or None if it sends no key and needs none.
 
     Args:
         keys: the valid keys.
         keys_needed: whether classifying and reading need a key; changes always do.
         headers: headers of the request, by lower-case name.
-        need: requirement of the operation.
+        need: the operation's requirement.
 
     Raises:
         Failure: the key is missing, unknown, or lacks the scope.
@@ -217,23 +217,23 @@ def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need
     return key
 
 
-# More entries than keys in the largest key file. An entry has the key's number (0: free), the tokens, and the
-# time of the last change, of the monotonic clock that all processes share.
+# More entries than the largest key file has keys. An entry holds the key's number (0: free), its tokens, and
+# the time of the last change, from the monotonic clock that all processes share.
 SLOTS, ENTRY = 2**14, struct.Struct("=Qdd")
-# Entries that are searched for a key. If none of them is its own or free, the key takes the oldest one.
+# Entries searched for a key. If none of them is its own or free, the key takes over the oldest one.
 MAX_TRIES = 32
 
 
 @dataclass(slots=True)
 class Bucket:
-    """The tokens of one key, and the time of their last change in seconds; `at_s` is None for a new key."""
+    """One key's tokens, and the time of their last change in seconds; `at_s` is None for a new key."""
 
     tokens: float = 0.0
     at_s: float | None = None
 
 
 class TokenBuckets:
-    """Buckets that forked processes share; a killed process leaves no lock."""
+    """Buckets shared by forked processes; a killed process leaves no lock behind."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("nereid-buckets")
@@ -243,7 +243,7 @@ class TokenBuckets:
 
     @contextmanager
     def held(self, key_id: str) -> Iterator[Bucket]:
-        """Give the bucket of a key, which no other process changes meanwhile, and store it afterwards."""
+        """Yield a key's bucket, locked against other processes, and store it on exit."""
         number = int.from_bytes(blake2b(key_id.encode(), digest_size=8).digest()) or 1
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
@@ -256,7 +256,7 @@ class TokenBuckets:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _place(self, number: int) -> tuple[int, bool]:
-        """Return the place of a key's entry, and whether the entry is its own."""
+        """Return the offset of a key's entry, and whether that entry is already its own."""
         oldest, oldest_s = 0, inf
         for each in range(MAX_TRIES):
             place = (number + each) % SLOTS * ENTRY.size
@@ -272,9 +272,9 @@ class Quotas:
     """Token buckets, one per key.
 
     Args:
-        rate_per_s: rate of keys without their own rate; None for no limit.
+        rate_per_s: rate for keys without their own; None for no limit.
         burst: capacity of a bucket, in images.
-        buckets: the tokens of the keys; default: new ones.
+        buckets: the keys' tokens; new buckets by default.
         clock: monotonic time in seconds.
     """
 
@@ -289,15 +289,15 @@ class Quotas:
         self._buckets = buckets or TokenBuckets()
 
     def take(self, key: Key | None, tokens: int = 1, is_debt: bool = False) -> None:
-        """Take tokens from the bucket of a key; callers without a key share one bucket.
+        """Take tokens from a key's bucket; callers without a key share one bucket.
 
         Args:
             key: owner of the bucket.
             tokens: one per image.
-            is_debt: take tokens even from an empty bucket; later requests then wait longer.
+            is_debt: take tokens even from an empty bucket, so that later requests wait longer.
 
         Raises:
-            Failure: `rate_limited`, with the time after which a token is available.
+            Failure: `rate_limited`, with the time until a token is available.
         """
         own = None if key is None else key.rate_per_s
         rate_per_s = self._rate_per_s if own is None else own

@@ -1,4 +1,4 @@
-"""The models that a gateway offers: task, readiness, last minute and route of each."""
+"""The models that a gateway offers, each with its task, readiness, last minute and route."""
 
 import asyncio
 import json
@@ -26,26 +26,26 @@ from nereid.gateway.v2.inference_body import Output
 from nereid.tasks import DEFAULT, task_of
 from nereid.tasks.task import Task
 
-# Names in an error message; a repository may have hundreds.
+# Maximum names in an error message; a repository may have hundreds of models.
 MAX_NAMES = 20
-# A server that does not respond delays no request for longer, and is not tried again sooner.
+# Longest delay that an unresponsive server may cause, and the minimum time before it is tried again.
 METADATA_TIMEOUT_S, METADATA_PAUSE_S = 1.0, 2.0
 
 
 class PreviewRefused(Exception):
-    """An image cannot be shown as the network sees it; the message says why."""
+    """An image cannot be shown the way the network sees it; the message says why."""
 
 
 class PublishOrder(Struct, frozen=True):
     """A network to publish.
 
     Attributes:
-        repository: the folder of the models.
-        model: its name, or that of its route.
+        repository: the model repository folder.
+        model: name of the model or its route.
         source: the ONNX file.
-        share: initial part of the traffic.
+        share: initial share of the traffic.
         is_change_accepted: whether the results may differ from the current version's.
-        limits: further limits of the examination, by name.
+        limits: additional limits for the examination, by name.
     """
 
     repository: Path
@@ -57,7 +57,7 @@ class PublishOrder(Struct, frozen=True):
 
 
 class PublishAnswer(Struct):
-    """A published version, and a line about it."""
+    """A published version and a line about it."""
 
     model: str
     version: int
@@ -65,14 +65,14 @@ class PublishAnswer(Struct):
 
 
 class Publisher(Protocol):
-    """Publishes networks in the repository of a gateway's server."""
+    """Publishes networks to the repository of a gateway's server."""
 
     @property
     def repository(self) -> Path:
-        """The folder of the models."""
+        """The model repository folder."""
 
     async def publish(self, order: PublishOrder) -> PublishAnswer:
-        """Publish a network as the next version of a model, and return once it is served.
+        """Publish a network as a model's next version, and return once it is served.
 
         Raises:
             WrongUsage: the order itself is invalid.
@@ -85,34 +85,34 @@ class ModelSource(Protocol):
 
     @property
     def publisher(self) -> Publisher | None:
-        """Publishes further versions of the models; None for a server elsewhere."""
+        """Publishes new versions of the models; None for a server elsewhere."""
         return None
 
     def names(self) -> Sequence[str]:
-        """Return the names of the models that the gateway offers now."""
+        """Return the names of the models that the gateway currently offers."""
 
     def outputs(self, name: str) -> Collection[str]:
-        """Return the names of a model's outputs; empty while they are not known."""
+        """Return the names of a model's outputs; empty while unknown."""
 
     def route(self, name: str) -> RouteControl | None:
-        """Return the control of a route, or None if it cannot be shown and changed here."""
+        """Return a route's control, or None if the route cannot be shown and changed here."""
         return None
 
     def preview(self, name: str, image: bytes) -> bytes | None:
-        """Return an image as a model's network sees it (PNG), or None if the preprocessing is not known.
+        """Return an image as a model's network sees it (PNG), or None if the preprocessing is unknown.
 
         Raises:
-            PreviewRefused: it is not an image, or damaged.
+            PreviewRefused: the file is damaged or not an image.
         """
         return None
 
     def config(self, name: str) -> ModelConfig | None:
-        """Return the config of a model, or of a route's default variant; None if it is unknown."""
+        """Return the config of a model or of a route's default variant, or None if unknown."""
         return None
 
 
 def path_of(model: str) -> str:
-    """Return Triton's path of a model."""
+    """Return Triton's path for a model."""
     return f"/v2/models/{quote(model)}"
 
 
@@ -133,7 +133,7 @@ class FixedModels(ModelSource):
         return self.fixed
 
     def outputs(self, name: str) -> Collection[str]:
-        """Return the outputs in the metadata of the model; empty if the server does not respond."""
+        """Return the outputs listed in the model's metadata; empty if the server does not respond."""
         if not self.url:
             return ()
 
@@ -152,9 +152,9 @@ class OfferedModel:
     """One model that the gateway offers.
 
     Attributes:
-        task: its task; None while it is not known.
-        path: Triton's path of the model.
-        budget: retries of its images.
+        task: its task; None while unknown.
+        path: Triton's path for the model.
+        budget: retry budget for its images.
         outputs: the outputs to request, by the work of a task and the number of classes.
     """
 
@@ -170,7 +170,7 @@ class OfferedModel:
     _found_s: float = 0.0
 
     async def find_task(self, outputs: Callable[[str], Collection[str]]) -> None:
-        """Find the task from the outputs that a function returns, which blocks; callers share one call."""
+        """Determine the task from the outputs that a blocking function returns; callers share one call."""
         finding = self._finding
         if finding is None or (finding.done() and time.monotonic() - self._found_s >= METADATA_PAUSE_S):
             finding = self._finding = asyncio.create_task(self._find_task(outputs))
@@ -185,10 +185,10 @@ class OfferedModel:
 
 
 class Models:
-    """All models of one gateway; a model is connected to when a request names it first.
+    """All models of one gateway; the gateway connects to a model when a request first names it.
 
     Args:
-        default: name of the model that answers requests without a name, if it has their task.
+        default: name of the model that answers requests that name none, if it has their task.
         source: names, outputs and routes of the models.
         triton: the connections to the server.
     """
@@ -200,10 +200,10 @@ class Models:
         self.default = self._add(default)
 
     async def find(self, name: str | None, task: Task | None = None) -> OfferedModel:
-        """Return a model by its name; without a name the first one that has the task.
+        """Return the model with the given name or, without a name, the first one that has the task.
 
         Raises:
-            Failure: no model has that name, or that task; the message has those that exist.
+            Failure: no model has that name or task; the message lists those available.
         """
         if name is None:
             return self._first.get(task.name) or await self._with_task(task) if task else self.default
@@ -217,13 +217,13 @@ class Models:
         return model
 
     async def task_of(self, model: OfferedModel) -> Task | None:
-        """Return the task of a model; None while it is not known, or if no task has its outputs."""
+        """Return a model's task, or None while it is unknown or if no task has its outputs."""
         if model.task is None:
             await model.find_task(self.source.outputs)
         return model.task
 
     def forget(self, model: OfferedModel) -> None:
-        """Forget the task and outputs of a model that rejects them: it was replaced, or removed."""
+        """Forget the task and outputs of a model that rejects them, because it was replaced or removed."""
         model.task = None
         model.outputs.clear()
         self._first = {task: first for task, first in self._first.items() if first is not model}
@@ -246,7 +246,7 @@ class Models:
         return self.known.get(name) or self._add(name)
 
     async def _with_task(self, task: Task) -> OfferedModel:
-        """Return the first model with exactly this task, else one that can do it."""
+        """Return the first model with exactly this task, or else one that can perform it."""
         models = [(model, await self.task_of(model)) async for model in self.all()]
         exact = [model for model, own in models if own is task]
         able = [model for model, own in models if own and _does(own, task)]
@@ -273,5 +273,5 @@ class Models:
 
 
 def _does(own: Task, task: Task) -> bool:
-    """Return whether models with the task `own` can do a task."""
+    """Return whether models with the task `own` can perform a task."""
     return task.name in (own.name, own.extends)

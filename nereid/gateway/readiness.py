@@ -1,4 +1,4 @@
-"""Readiness of the gateway: ready if the server behind it responds to an image."""
+"""Gateway readiness: ready if the server behind it responds to an image."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from nereid.base.assets import COFFEE
 from nereid.gateway.failures import Failure
 
 CACHE_S, TIMEOUT_S = 2.0, 5.0
-# Age of a result that a watched page still shows.
+# Maximum age in seconds of a result shown on an open page.
 WATCHED_S = 5.0
 
 
@@ -32,8 +32,8 @@ class Readiness:
     """Probe the server with a real inference, at most one at a time and every `CACHE_S` seconds.
 
     Args:
-        infer: sends an image to the model within a time; bypasses admission, so that load does not count as a
-            failure.
+        infer: sends an image to the model with a time limit; bypasses admission so that load does not count
+            as a failure.
         clock: monotonic time in seconds.
     """
 
@@ -47,11 +47,11 @@ class Readiness:
         self._result: Ready | None = None
 
     async def state(self) -> Ready:
-        """Return the last result, or that of a new probe; concurrent callers share one probe."""
+        """Return the last result or probe again; concurrent callers share one probe."""
         return await asyncio.shield(self._recent(CACHE_S))
 
     def latest(self) -> Ready | None:
-        """Return the last result without waiting, None if there is none; an old one starts a new probe."""
+        """Return the last result without waiting, or None; if it is old, start a new probe."""
         self._recent(WATCHED_S)
         return self._result
 
@@ -71,7 +71,7 @@ class Readiness:
         except TimeoutError:
             return Ready(False, f"no response within {TIMEOUT_S:.3g} s")
         except Failure as failure:
-            # Overload is no reason: moving the load to the next server would overload that one.
+            # Overload does not count: moving the load to the next server would overload that one.
             if failure.code != "overloaded":
                 return Ready(False, failure.message)
         finally:

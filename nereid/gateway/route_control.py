@@ -26,10 +26,10 @@ class RolloutState(Struct, frozen=True):
     """The newest rollout of a route.
 
     Attributes:
-        number: counts the rollouts of the route.
-        candidate: the variant that gets more and more traffic.
+        number: sequence number of the rollout within its route.
+        candidate: the variant whose traffic is being increased.
         phase: `stepping`, `measuring`, `paused`, `withdrawing` or `ended`.
-        orders: the orders that this phase allows.
+        orders: the orders allowed in this phase.
         text: the state in words.
     """
 
@@ -41,7 +41,7 @@ class RolloutState(Struct, frozen=True):
 
 
 class RouteState(Struct, frozen=True):
-    """A route file; `detail` has the state of the server."""
+    """A route file; `detail` describes the state of the server."""
 
     model: str
     generation: int
@@ -53,20 +53,20 @@ class RouteState(Struct, frozen=True):
 
 
 class RouteControl(Protocol):
-    """A route that can be shown and changed; its methods block, and raise `nereid.gateway.failures.Failure`.
+    """A route that can be shown and changed; its methods block and raise `nereid.gateway.failures.Failure`.
 
-    Its code is `conflict` if the route has changed or a rollout is active, `invalid_request` if the change
-    does not fit the route, and else `unavailable`.
+    The code is `conflict` if the route has changed or a rollout is active, `invalid_request` if the change
+    does not fit the route, and `unavailable` otherwise.
     """
 
     def show(self) -> RouteState:
-        """Return the present route."""
+        """Return the current route."""
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
-        """Change weights of variants.
+        """Change the weights of variants.
 
         Args:
-            weights: new weight by variant; other variants keep their weights.
+            weights: new weight by variant; other variants keep theirs.
             generation: generation that the route must still have; None for any.
             author: recorded as the author of the change.
         """
@@ -74,17 +74,17 @@ class RouteControl(Protocol):
     def order_rollout(
         self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
     ) -> RouteState:
-        """Start a rollout, or give an order to the active one.
+        """Start a rollout, or send an order to the active one.
 
         Args:
             order: what to do.
-            candidate, steps: of a rollout to start; no steps for the default ones.
+            candidate, steps: for a rollout to start; empty steps mean the default ones.
             author: recorded as the author of the order.
         """
 
 
 class RouteView:
-    """A route for many readers: blocking calls run in a thread, and results are cached for a second."""
+    """A route with many readers: blocking calls run in a thread, and results are cached for one second."""
 
     CACHE_S = 1.0
 
@@ -111,7 +111,7 @@ class RouteView:
     async def order_rollout(
         self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
     ) -> RouteState:
-        """Start or change a rollout; raises the errors of `RouteControl.order_rollout`."""
+        """Start or control a rollout; raises the errors of `RouteControl.order_rollout`."""
         state = await asyncio.to_thread(self._control.order_rollout, order, candidate, steps, author)
         self._reading = None
         return state

@@ -9,17 +9,17 @@ from nereid.base.tracing.records import DEFAULT_SAMPLING, Sampling
 from nereid.tasks import DEFAULT
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-# Load balancers keep unused connections for about 60 s. If the gateway closed one first, a request could meet
-# the close, and its caller would get a 502.
+# Load balancers keep idle connections for about 60 s. If the gateway closed one first, a request could arrive
+# just then, and its caller would get a 502.
 KEEP_ALIVE_S = 90
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Address of the gateway; port 0 selects a free port. A certificate and its key turn TLS on.
+    """The gateway's address; port 0 selects a free port. A certificate and its key enable TLS.
 
-    `grpc_port` is that of the v2 protocol over gRPC, None for none. `keep_alive_s` is the time after which an
-    unused connection is closed. `workers` processes listen on the same ports.
+    `grpc_port` is the port for the v2 protocol over gRPC, or None. `keep_alive_s` is the idle connection
+    timeout in seconds. `workers` is the number of processes that listen on the same ports.
     """
 
     host: str
@@ -38,18 +38,18 @@ class Settings:
     Attributes:
         url: Triton's HTTP address, HOST:PORT or `unix:PATH`.
         model: the default model: a route, or another model that classifies images.
-        host: address to listen on; where no key is needed, only loopback names are valid in `Host`.
-        keys_needed: whether classifying and reading need a key on loopback, too; elsewhere they always do.
-        allowed_hosts: further names that are valid in `Host`; where keys are needed, () allows any name.
-        cors_origins: origins of pages that may call, such as `https://photos.example`.
-        rate_per_s: quota of one key in images per second; None for no limit. A key may have its own.
-        burst: images that a key may send in one moment.
-        max_body_bytes: limit of one request.
-        max_buffered_bytes: limit of all requests together.
-        max_pixels: limit of one image, as its structure says.
-        max_images: limit of one batch.
-        traces: socket of the server's collector of traces, "" for none.
-        sampling: the traces to keep.
+        host: address to listen on; if no key is needed, only loopback names are valid in `Host`.
+        keys_needed: whether classifying and reading need a key on loopback too; elsewhere they always do.
+        allowed_hosts: additional names that are valid in `Host`; if keys are needed, () allows any name.
+        cors_origins: origins of pages that may call the gateway, such as `https://photos.example`.
+        rate_per_s: quota per key in images per second; None for no limit. A key may have its own.
+        burst: images that a key may send at once.
+        max_body_bytes: limit per request.
+        max_buffered_bytes: limit for all requests together.
+        max_pixels: limit per image, as declared by its structure.
+        max_images: limit per batch.
+        traces: socket of the server's trace collector; "" for none.
+        sampling: which traces to keep.
         max_in_flight: upper bound of the adaptive limit; a route rejects more than 64.
     """
 

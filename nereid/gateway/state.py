@@ -1,4 +1,4 @@
-"""State that all requests of one gateway share."""
+"""State shared by all requests of one gateway."""
 
 import time
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Gateway:
     shared: SharedState | None = None
 
     def report(self) -> None:
-        """Update what the other workers of this gateway see."""
+        """Update what this gateway's other workers see."""
         if self.shared:
             models = {name: model.live.last_minute() for name, model in self.models.known.items()}
             in_flight, limit = self.admission.in_flight, self.admission.limit
@@ -43,7 +43,7 @@ class Gateway:
             self.metrics.refresh()
 
     def load(self, model: OfferedModel) -> LiveState:
-        """Return the load of a model in the last minute, in all workers."""
+        """Return a model's load in the last minute, across all workers."""
         reports = [*self.shared.others()] if self.shared else []
         in_flight = self.admission.in_flight + sum(each.in_flight for each in reports)
         limit = self.admission.limit + sum(each.limit for each in reports)
@@ -54,7 +54,7 @@ class Gateway:
 
 
 def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState | None = None) -> Gateway:
-    """Return a gateway in front of models; `shared` is the state of its workers, if it has several."""
+    """Return a gateway in front of models; `shared` is the state of its workers if it has several."""
     if shared:
         settings = shared.settings(settings)
         shared.share_metrics()

@@ -1,4 +1,4 @@
-"""Connections over TLS, with their certificate. Handshakes are limited: no protocol sees unfinished ones."""
+"""TLS connections and certificates. Handshakes are limited, and protocols never see unfinished ones."""
 
 import asyncio
 import os
@@ -13,19 +13,19 @@ from nereid.gateway.http.bounded_protocol import HEAD_S, peer_of
 from nereid.gateway.settings import Listen
 
 BACKLOG = 1024
-# Unfinished handshakes of an address, and of all. A further one ends the oldest of the address that has most.
+# Maximum unfinished handshakes per address and in total. Beyond that, the address with most loses its oldest.
 MAX_OF_PEER, MAX_HANDSHAKES = 64, 1024
-# Connections that are accepted in one turn of the loop; seconds until the next try if no file is left.
+# Connections accepted per event loop iteration; seconds before retrying when no file descriptor is left.
 MAX_ACCEPTED, FULL_PAUSE_S = 64, 1.0
 
 
 class TlsListener:
-    """Accepts connections on a socket, and gives those whose handshake succeeds in time to a protocol.
+    """Accepts connections on a socket and hands those that complete the handshake in time to a protocol.
 
     Args:
         opened: the bound socket.
-        context: its certificate.
-        protocol: makes the protocol of a connection.
+        context: the TLS context with its certificate.
+        protocol: creates the protocol for a connection.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class TlsListener:
     ) -> None:
         self._opened, self._context, self._protocol = opened, context, protocol
         self._loop = asyncio.get_running_loop()
-        # By address; the oldest is the first.
+        # By address, oldest first.
         self._handshakes: dict[str, dict[asyncio.Task[object], None]] = {}
         opened.setblocking(False)
         opened.listen(BACKLOG)
@@ -44,7 +44,7 @@ class TlsListener:
             self._loop.add_reader(self._opened, self._accept)
 
     def close(self) -> None:
-        """Accept no more connections, and end unfinished handshakes."""
+        """Stop accepting connections and abort unfinished handshakes."""
         self._loop.remove_reader(self._opened)
         self._opened.close()
         for tasks in self._handshakes.values():
@@ -62,7 +62,7 @@ class TlsListener:
                 connection, address = self._opened.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no file is left
+            except OSError:  # no file descriptor is left
                 self._loop.remove_reader(self._opened)
                 self._loop.call_later(FULL_PAUSE_S, self._listen)
                 return
@@ -79,7 +79,7 @@ class TlsListener:
         task.add_done_callback(partial(self._end, connection, peer))
         if len(of_peer) > MAX_OF_PEER or sum(map(len, self._handshakes.values())) > MAX_HANDSHAKES:
             most = max(self._handshakes.values(), key=len)
-            # It no longer counts, or all connections of one turn of the loop would cancel the same task.
+            # Stop counting it; otherwise all connections of one loop iteration would cancel the same task.
             oldest = next(iter(most))
             del most[oldest]
             oldest.cancel()
@@ -89,12 +89,12 @@ class TlsListener:
         of_peer.pop(task, None)
         if not of_peer:
             self._handshakes.pop(peer, None)
-        if task.cancelled() or task.exception():  # also marks the error of the client as seen
+        if task.cancelled() or task.exception():  # also marks the client's error as retrieved
             connection.close()
 
 
 def http2_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """Return the context of a certificate for HTTP/2, which clients of gRPC ask for."""
+    """Return a certificate's TLS context for HTTP/2, which gRPC clients negotiate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key, password="")
     context.set_alpn_protocols(["h2"])
@@ -102,11 +102,11 @@ def http2_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
 
 
 def check_certificate(listen: Listen) -> None:
-    """Check that the certificate of an address and its key can be used, if it has one.
+    """Check that an address's certificate and key, if any, are usable.
 
     Raises:
-        WrongUsage: a key without a certificate was given.
-        OperationFailed: they cannot be read, or do not belong together.
+        WrongUsage: a key was given without a certificate.
+        OperationFailed: they cannot be read or do not match.
     """
     if listen.certificate is None:
         if listen.certificate_key:

@@ -1,4 +1,4 @@
-"""Several processes as one gateway: their start and end, and the state that they share."""
+"""Several processes as one gateway: starting and stopping them, and the state they share."""
 
 import contextlib
 import os
@@ -23,15 +23,15 @@ from nereid.gateway.gateway_metrics import LastMinute
 from nereid.gateway.keys import TokenBuckets
 from nereid.gateway.settings import Settings
 
-# Seconds between two reports of a worker, and the age at which one no longer counts.
+# Seconds between a worker's reports, and the age at which a report is ignored.
 REPORT_S, MAX_AGE_S = 1.0, 5.0
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Report(Struct):
-    """One worker: requests in flight, their limit, and the last minute by model.
+    """One worker's requests in flight, their limit, and the last minute by model.
 
-    `at_s` is the time of the report, of the monotonic clock that all processes share.
+    `at_s` is the time of the report, from the monotonic clock that all processes share.
     """
 
     at_s: float
@@ -51,9 +51,9 @@ class SharedState:
     memory: AnswerMemory = field(default_factory=AnswerMemory)
 
     def share_metrics(self) -> None:
-        """Store the metrics that this process creates from now on in files, which every worker can add up.
+        """Store metrics created from now on in files, so that any worker can sum them over all workers.
 
-        A worker that is started again goes on with the counts of the one before.
+        A restarted worker continues from its predecessor's counts.
         """
         if (found := os.environ.setdefault(METRICS_FOLDER, str(self.folder))) != str(self.folder):
             raise OperationFailed(
@@ -64,20 +64,20 @@ class SharedState:
         values.ValueClass = shared
 
     def settings(self, whole: Settings) -> Settings:
-        """Return this worker's part of the limits of a gateway."""
-        # Not of `max_in_flight`: the limit adapts to what the server carries, and connections vary by worker.
+        """Return this worker's share of a gateway's limits."""
+        # Except `max_in_flight`: it adapts to what the server can handle, and connections vary by worker.
         part = whole.max_buffered_bytes // self.count
         return replace(whole, max_buffered_bytes=max(4 * whole.max_body_bytes, part))
 
     def report(self, report: Report) -> None:
-        """Show the other workers a report; on a full disk they see none."""
+        """Publish a report for the other workers; on a full disk they see none."""
         path = self._path(self.number)
         with contextlib.suppress(OSError):
             (new := path.with_suffix(".new")).write_bytes(msgspec.msgpack.encode(report))
             new.replace(path)
 
     def forget(self, number: int) -> None:
-        """Remove the gauges of a worker that has ended."""
+        """Remove the gauges of a worker that has exited."""
         mark_process_dead(number, str(self.folder))  # type: ignore[no-untyped-call]
 
     def others(self) -> Iterator[Report]:
@@ -96,21 +96,21 @@ class SharedState:
 
 START_POLL_S = 0.05
 WAITED_FOR = {signal.SIGCHLD, *STOP_SIGNALS}
-# Receives the function that the worker calls when it listens.
+# Called with the worker's number and a function to call once the worker is listening.
 Work = Callable[[int, Callable[[], object]], None]
 
 
 class WorkerPool:
-    """Forked workers, which are started again when they end.
+    """Forked workers, which are restarted when they exit.
 
-    This process must have no other thread. SIGINT and SIGTERM end the workers, which may finish their
-    requests; a second signal ends them immediately.
+    This process must have no other threads. SIGINT and SIGTERM stop the workers after they finish their
+    requests; a second signal stops them immediately.
 
     Args:
         count: number of workers.
-        work: runs in each worker, with its number, until a signal.
-        log: receives a line for each restart.
-        forget: called with the number of a worker that has ended.
+        work: runs in each worker, with its number, until a signal arrives.
+        log: called with a line for each restart.
+        forget: called with the number of a worker that has exited.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class WorkerPool:
         self._ready, self._is_ready = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self, announce: Callable[[], None]) -> None:
-        """Run until a signal.
+        """Run until a signal arrives.
 
         Args:
-            announce: called once all workers listen.
+            announce: called once all workers are listening.
 
         Raises:
-            OperationFailed: a worker ended before it listened, or all have ended; the reason is on stderr.
+            OperationFailed: a worker exited before listening, or all have exited; the reason is on stderr.
         """
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children would leave no status
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, children would leave no status
         signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
         try:
             for number in range(self._count):
@@ -143,7 +143,7 @@ class WorkerPool:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITED_FOR)
 
     def _are_listening(self) -> bool:
-        """Wait until all workers listen; return False after a signal."""
+        """Wait until all workers are listening; return False after a signal."""
         listening = 0
         while listening < self._count:
             if self._is_stopped(START_POLL_S):
@@ -159,7 +159,7 @@ class WorkerPool:
             for number, status in self._ended().items():
                 self._forget(number)
                 self._delay(number, f"ended with status {status}")
-            if not self._numbers:  # the program that watches this one must notice
+            if not self._numbers:  # exit, so that this process's supervisor notices
                 raise OperationFailed("all workers of the gateway have ended; their reasons are above")
             for number, back_off in enumerate(self._back_offs):
                 if back_off.due_s is not None and back_off.due_s <= time.monotonic():
@@ -179,7 +179,7 @@ class WorkerPool:
         self._log(f"worker {number} {what}; it starts again in {pause_s:g} s")
 
     def _is_stopped(self, timeout_s: float | None) -> bool:
-        """Wait for a signal; return whether it ends the gateway."""
+        """Wait for a signal and return whether it stops the gateway."""
         if timeout_s is None:
             return signal.sigwait(WAITED_FOR) in STOP_SIGNALS
         found = signal.sigtimedwait(WAITED_FOR, timeout_s)
@@ -194,7 +194,7 @@ class WorkerPool:
         status = 1
         try:
             end_with_this()
-            os.setsid()  # Ctrl-C reaches only the parent, which stops the workers
+            os.setsid()  # so Ctrl-C reaches only the parent, which stops the workers
             signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITED_FOR)
             self._work(number, lambda: os.write(self._is_ready, b"."))
             status = 0
@@ -206,11 +206,11 @@ class WorkerPool:
             _leave(status)
 
     def _ended(self) -> dict[int, int]:
-        """Return the numbers of the workers that have ended since the last call, with their status."""
+        """Return the exit status, by number, of each worker that has exited since the last call."""
         found = {}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                # The first process of a container also gets the children of others.
+                # The first process in a container also inherits orphaned children of other processes.
                 if (number := self._numbers.pop(ended[0], None)) is not None:
                     found[number] = os.waitstatus_to_exitcode(ended[1])
         return found
@@ -232,7 +232,7 @@ class WorkerPool:
 
 
 def _leave(status: int) -> NoReturn:
-    """End a worker without the clean-up of the parent's objects, which it has copies of."""
+    """Exit a worker without cleaning up its copies of the parent's objects."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

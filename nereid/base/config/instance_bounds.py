@@ -1,7 +1,7 @@
-"""Bounds of a model's number of instances: the parameters `nereid.instances` and `nereid.instances_idle_s`.
+"""Limits on a model's instance count: the parameters `nereid.instances` and `nereid.instances_idle_s`.
 
-A server writes the number that it chose into the same parameter of the config that Triton gets: `3 of 1-4`.
-Triton 24.10 then starts all instances anew. A change of the number alone would wait until no request waits.
+The server writes the count it chose into the same parameter of the config it passes to Triton: `3 of 1-4`.
+Triton 24.10 then restarts all instances. If only the count changed, it would wait for an empty queue.
 """
 
 import re
@@ -22,7 +22,7 @@ EXPECTED = f'expected LOW-HIGH with 1 <= LOW <= HIGH <= {MAX_INSTANCES}, such as
 
 @dataclass(frozen=True, slots=True)
 class InstanceBounds:
-    """The smallest and largest number of instances, and the idle seconds after which one is dropped."""
+    """Minimum and maximum instance count, and the idle seconds after which one instance is removed."""
 
     low: int
     high: int
@@ -32,15 +32,15 @@ class InstanceBounds:
         return f"{self.low}-{self.high}"
 
     def nearest(self, count: int) -> int:
-        """Return the number within the bounds that is nearest to `count`."""
+        """Return `count`, clamped to the bounds."""
         return max(self.low, min(self.high, count))
 
 
 def read_bounds(document: Mapping[str, Any]) -> InstanceBounds | None:
-    """Return the bounds of a config with protobuf field names; None without the parameter.
+    """Return the bounds set in a config with protobuf field names, or None if the parameter is absent.
 
     Raises:
-        InvalidConfig: the bounds or the idle time are invalid, or the model has not exactly one group.
+        InvalidConfig: the bounds or idle time are invalid, or the model is an ensemble or has several groups.
     """
     texts = {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
     if BOUNDS not in texts:
@@ -57,7 +57,7 @@ def read_bounds(document: Mapping[str, Any]) -> InstanceBounds | None:
 
 
 def with_chosen(document: Mapping[str, Any], bounds: InstanceBounds, count: int) -> dict[str, Any]:
-    """Return a config with the nearest number of instances that the bounds allow."""
+    """Return a config whose instance count is `count`, clamped to the bounds."""
     count = bounds.nearest(count)
     group: Mapping[str, Any] = next(iter(document.get("instance_group", ())), {})
     parameters = {**document.get("parameters", {}), BOUNDS: {"string_value": f"{count} of {bounds}"}}
@@ -65,7 +65,7 @@ def with_chosen(document: Mapping[str, Any], bounds: InstanceBounds, count: int)
 
 
 def chosen(text: str) -> int | None:
-    """Return the number of instances in the parameter of a served config; None if no server chose one."""
+    """Return the instance count recorded in a served config's parameter, or None if no server chose one."""
     count, separator, _ = text.partition(" of ")
     return int(count) if separator and count.isdecimal() else None
 

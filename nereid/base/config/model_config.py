@@ -12,7 +12,7 @@ from nereid.base.config.parameters import Settings, parse_parameters
 from nereid.base.config.server_flags import FITTED_INSTANCES, backend_settings, server_command_line
 from nereid.base.errors import InvalidConfig
 
-# The folder of a model with the configs of its profiles.
+# A model's folder of per-profile configs.
 CONFIGS = "configs"
 _MESSAGES = "tritonclient.grpc.model_config_pb2"
 
@@ -21,7 +21,7 @@ _MESSAGES = "tritonclient.grpc.model_config_pb2"
 class TensorSpec:
     """One input or output: name, Triton datatype (`TYPE_FP32`), dims without the batch dimension.
 
-    Clients see `dims`, the network sees `network_dims` (of the config's `reshape`).
+    Clients see `dims`; the network sees `network_dims` (from the config's `reshape`).
     """
 
     name: str
@@ -33,11 +33,11 @@ class TensorSpec:
 
     @property
     def kind(self) -> str:
-        """Return datatype and dims as messages show them, `TYPE_FP32 [3, 224, 224]`."""
+        """Return datatype and dims as shown in messages: `TYPE_FP32 [3, 224, 224]`."""
         return f"{self.datatype} {list(self.dims)}"
 
     def fits(self, other: "TensorSpec") -> bool:
-        """Return whether one may be passed as the other: equal datatypes, and dims equal or -1."""
+        """Return whether one can be passed as the other: same datatype, and each dim equal or -1."""
         if (self.datatype, len(self.dims)) != (other.datatype, len(other.dims)):
             return False
         return all(-1 in pair or pair[0] == pair[1] for pair in zip(self.dims, other.dims, strict=True))
@@ -47,9 +47,9 @@ class TensorSpec:
 class ModelConfig:
     """The parts of a model configuration that the library uses.
 
-    `folder` is the model's folder in the repository; `version` the numbered folder in it; `parameters` are
-    the config's parameters as plain strings; `document` is the whole config, with protobuf field names.
-    `kind` (CPU, GPU, MODEL), `device_id` and `is_first` belong to the instance.
+    `folder` is the model's folder in the repository and `version` the numbered folder inside it. `parameters`
+    holds the config's parameters as plain strings; `document` is the whole config, with protobuf field names.
+    `kind` (CPU, GPU, MODEL), `device_id` and `is_first` describe the instance.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ModelConfig:
         """Read `folder/config.pbtxt` of a sibling model.
 
         Raises:
-            InvalidConfig: the file is missing or not a ModelConfig; the message has path, line and reason.
+            InvalidConfig: the file is missing or not a ModelConfig; the message gives path, line and reason.
         """
         return cls.from_document(read_pbtxt(folder / "config.pbtxt"), folder, version)
 
@@ -96,7 +96,7 @@ class ModelConfig:
     def from_document(
         cls, document: Mapping[str, Any], folder: Path, version: int, kind: str = "CPU", device_id: int = 0
     ) -> "ModelConfig":
-        """Read a configuration that is a dict with protobuf field names."""
+        """Build a configuration from a dict with protobuf field names."""
         return cls(
             name=document.get("name") or folder.name,
             version=version,
@@ -112,35 +112,35 @@ class ModelConfig:
 
     @property
     def cpu_instances(self) -> int:
-        """Return the number of the model's instances that share the processor's cores.
+        """Return the number of the model's instances that share the CPU cores.
 
-        Source: core r24.10, model_config_utils.cc: without a count, two for ONNX Runtime and one for others.
+        Source: core r24.10, model_config_utils.cc: the default is two for ONNX Runtime and one otherwise.
         """
         default = 2 if self.document.get("backend") == "onnxruntime" else 1
         groups = self.document.get("instance_group") or [{}]
         return sum(int(group.get("count") or default) for group in groups if group.get("kind") != "KIND_GPU")
 
     def with_instances(self, count: int) -> "ModelConfig":
-        """Return this config with a number of instances on the CPU."""
+        """Return this config with the given number of CPU instances."""
         return replace(self, document=with_instances(self.document, count))
 
     def names_gpu(self, profile: str) -> bool:
-        """Return whether the config file names a GPU; Triton passes KIND_AUTO on as its own choice.
+        """Return whether the config file requests a GPU; Triton passes on KIND_AUTO as its own choice.
 
         Args:
-            profile: the server's `--model-config-name`, or an empty text.
+            profile: the server's `--model-config-name`, or an empty string.
         """
         groups = read_profile(self.folder, profile).get("instance_group", ())
         return any(group.get("kind") == "KIND_GPU" for group in groups)
 
     def sibling(self, name: str, version: int, profile: str = "") -> "ModelConfig":
-        """Read the config of the model `name` of the same repository, pinned to `version`.
+        """Read the config of model `name` in the same repository, pinned to `version`.
 
         Args:
-            profile: if given, the config of this profile, for the device of this instance.
+            profile: if given, read this profile's config, for this instance's device.
 
         Raises:
-            InvalidConfig: the name leaves the repository, or the model or version does not exist.
+            InvalidConfig: the name points outside the repository, or the model or version does not exist.
         """
         folder = self._sibling_folder(name, version)
         if not profile:
@@ -149,18 +149,18 @@ class ModelConfig:
         return ModelConfig.from_document(document, folder, version, self.kind, self.device_id)
 
     def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":
-        """Return this config with other values of some parameters."""
+        """Return this config with some parameter values replaced."""
         return replace(self, parameters={**self.parameters, **parameters})
 
     def pinned_network_version(self, model: str, version: int, output: str) -> str:
-        """Return the version of the network behind `version` of `model`, of the same repository.
+        """Return the version of the network behind `version` of `model`, in the same repository.
 
-        An ensemble pins its network, the only one or the one that gives it `output`. A model with the
-        parameter `network_version` pins that version. Any other model is a network.
+        An ensemble pins its only network, or the one that produces `output`. The parameter `network_version`
+        of a model pins that version. Any other model is itself a network.
 
         Raises:
-            InvalidConfig: the name leaves the repository, the version does not exist, the model is a route
-                itself, which would be a cycle, or an ensemble does not pin the network.
+            InvalidConfig: the name points outside the repository, the version does not exist, the model is
+                itself a route (which would be a cycle), or an ensemble does not pin the network.
         """
         path = self._sibling_folder(model, version) / "config.pbtxt"
         document = read_pbtxt(path) if path.exists() else {}
@@ -198,14 +198,14 @@ class ModelConfig:
         return folder
 
     def settings(self, schema: type[Settings], **fixed: Any) -> Settings:
-        """Parse the parameters into the dataclass `schema`, by its field names and types.
+        """Parse the parameters into the dataclass `schema`, using its field names and types.
 
         Args:
-            schema: a field that is a dataclass is replaced by its own fields.
+            schema: a field that is itself a dataclass is replaced by its own fields.
             fixed: values of the fields that are not parameters.
 
         Raises:
-            InvalidConfig: a parameter is unknown or missing, or its value has another type.
+            InvalidConfig: a parameter is unknown or missing, or its value has the wrong type.
         """
         try:
             return parse_parameters(self.parameters, schema, fixed)
@@ -215,11 +215,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class FusedSettings:
-    """Parameters of a `fused` model: the sibling models that it combines, by name and pinned version.
+    """Parameters of a `fused` model: the sibling models it combines, by name and pinned version.
 
-    `after` is the model whose backend turns the network's outputs into those of this model; empty for none.
-    The numbers replace parameters of these models; 0 keeps a model's own value. With `overlap_batches`, an
-    instance on a GPU decodes a batch while the network computes the one before.
+    `after` is the model whose backend turns the network's outputs into this model's outputs, or empty.
+    The numbers override parameters of these models; 0 keeps a model's own value. With `overlap_batches`, a
+    GPU instance decodes one batch while the network computes the previous one.
     """
 
     preprocess: str
@@ -235,18 +235,18 @@ class FusedSettings:
 
     @property
     def models(self) -> list[tuple[str, int]]:
-        """Return the siblings with their versions."""
+        """Return the sibling models and their versions."""
         last = [(self.after, self.after_version)] if self.after else []
         return [(self.preprocess, self.preprocess_version), (self.network, self.network_version), *last]
 
     @property
     def of_preprocess(self) -> dict[str, str]:
-        """Return the parameters that replace those of the preprocessing model."""
+        """Return the parameters that override the preprocessing model's own."""
         return _given({"decode_threads": self.decode_threads})
 
     @property
     def of_network(self) -> dict[str, str]:
-        """Return the parameters that replace those of the network."""
+        """Return the parameters that override the network's own."""
         return _given(
             {
                 "intra_op_thread_count": self.intra_op_thread_count,
@@ -267,7 +267,7 @@ class RouteSettings:
 
 
 def with_instances(document: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Return a config with a number of instances on the CPU."""
+    """Return a config with the given number of CPU instances."""
     return {**document, "instance_group": [{"kind": "KIND_CPU", "count": count}]}
 
 
@@ -275,9 +275,9 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     """Return a `config.pbtxt` as a dict with protobuf field names.
 
     Raises:
-        InvalidConfig: the file is missing or not a ModelConfig; the message has path, line and reason.
+        InvalidConfig: the file is missing or not a ModelConfig; the message gives path, line and reason.
     """
-    # Imported here, because only models with siblings need it.
+    # Imported here because only models with siblings need it.
     from google.protobuf import json_format, text_format
 
     try:
@@ -290,7 +290,7 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
 
 
 def read_profile(folder: Path, profile: str) -> dict[str, Any]:
-    """Return a model's config in `profile`, or the plain one; empty if Triton completes the config.
+    """Return a model's config for `profile`, or its plain one; empty if Triton auto-completes the config.
 
     Raises:
         InvalidConfig: the file is not a ModelConfig.
@@ -314,7 +314,7 @@ def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
 
 
 def empty_config() -> Any:
-    """Return an empty ModelConfig of Triton, without its gRPC client, which takes 10 MB in every process."""
+    """Return an empty Triton ModelConfig without loading its gRPC client, which costs 10 MB per process."""
     if _MESSAGES not in sys.modules:
         # The import system would load the whole package `tritonclient.grpc` first.
         package = util.find_spec("tritonclient")

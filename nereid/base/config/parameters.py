@@ -1,4 +1,4 @@
-"""Parameters of a model configuration: texts, parsed into dataclasses or as Triton's backends parse them."""
+"""Model configuration parameters: strings, parsed into dataclasses or the way Triton's backends do."""
 
 import re
 import types
@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from nereid.base.config import instance_bounds
 from nereid.base.errors import InvalidConfig
 
-# Parameters that Triton or `nereid serve` reads itself; every backend ignores them.
+# Parameters read by Triton or `nereid serve`; every backend ignores them.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 SERVER_PARAMETERS = TRITON_PARAMETERS | instance_bounds.PARAMETERS
-# Those of `nereid.vision.inference.session_options`, and NVIDIA's that it need not read.
+# Parameters read by `nereid.vision.inference.session_options`, and NVIDIA's that it can ignore.
 SESSION_PREFIX = "session."
 ONNXRUNTIME_PARAMETERS = frozenset(
     {
@@ -35,7 +35,7 @@ ONNXRUNTIME_PARAMETERS = frozenset(
         "nereid.warm_batch_sizes",
     }
 )
-# Those of them that are `true` or `false`.
+# The boolean ones among them: `true` or `false`.
 ONNXRUNTIME_FLAGS = frozenset(
     {
         "enable_mem_arena",
@@ -54,14 +54,14 @@ Settings = TypeVar("Settings")
 def parse_parameters(
     parameters: Mapping[str, str], schema: type[Settings], fixed: Mapping[str, Any]
 ) -> Settings:
-    """Parse texts into the dataclass `schema`, by its field names and types.
+    """Parse strings into the dataclass `schema`, using its field names and types.
 
     Args:
-        schema: a field that is a dataclass is replaced by its own fields.
+        schema: a field that is itself a dataclass is replaced by its own fields.
         fixed: values of the fields that are not parameters.
 
     Raises:
-        ValueError: a parameter is unknown or missing, or its value has another type.
+        ValueError: a parameter is unknown or missing, or its value has the wrong type.
     """
     known = {name: about for name, about in _leaves(schema).items() if name not in fixed}
     if unknown := sorted(parameters.keys() - known - SERVER_PARAMETERS):
@@ -77,10 +77,10 @@ INTEGRAL = "integral number"
 
 
 def parse_int(text: str, kind: str = INTEGRAL) -> int:
-    """Read an integer as Triton's backends do, with C++ `std::stoi`: text after the digits is ignored.
+    """Read an integer as Triton's backends do, with C++ `std::stoi`: anything after the digits is ignored.
 
     Args:
-        kind: the type's name in the message.
+        kind: the type's name in the error message.
 
     Raises:
         InvalidConfig: the text does not start with an integer, or the integer is too large.
@@ -113,7 +113,7 @@ def _value(name: str, text: str, hint: Any) -> Any:
 
 
 def _leaves(schema: Any) -> dict[str, tuple[Any, bool]]:
-    """Return by name each parameter of a schema: its type, and whether it is required."""
+    """Map each parameter name of a schema to its type and whether it is required."""
     hints = typing.get_type_hints(schema)
     found: dict[str, tuple[Any, bool]] = {}
     for field in fields(schema):

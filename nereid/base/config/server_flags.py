@@ -1,6 +1,6 @@
 """Flags of the running server, which Triton does not pass to Python-based backends.
 
-A stub is a child of `tritonserver`, so it reads the command line of its parent.
+A stub is a child process of `tritonserver`, so it reads its parent's command line.
 """
 
 import os
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-# The "backend" of flags with the number of instances that `nereid serve` gives to a model after its start.
+# The "backend" name in flags with the instance count that `nereid serve` sets for a model after startup.
 FITTED_INSTANCES = "nereid-instances"
-# The "backend" of the flag with which `nereid serve` turns off the signals of images and responses.
+# The "backend" name in the flag with which `nereid serve` turns off image and response signals.
 SIGNALS = "nereid-signals"
 
 
 def server_command_line() -> list[str]:
-    """Return the words of the command line of this process's parent."""
+    """Return the parent process's command line, split into words."""
     raw = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     return raw.decode(errors="surrogateescape").rstrip("\0").split("\0")
 
 
 def measures_signals() -> bool:
-    """Return whether this server measures the signals of images and responses."""
+    """Return whether this server measures image and response signals."""
     return backend_settings(server_command_line(), SIGNALS).get("measured") != "no"
 
 
@@ -36,9 +36,9 @@ def flag_values(words: Sequence[str], flag: str) -> list[str]:
 
 
 def backend_settings(words: Sequence[str], backend: str) -> dict[str, str]:
-    """Return the settings of `--backend-config=BACKEND,SETTING=VALUE`; the last value of a setting counts.
+    """Return the settings from `--backend-config=BACKEND,SETTING=VALUE`; the last value of a setting wins.
 
-    A setting without a backend, `--backend-config=SETTING=VALUE`, is the default of all backends.
+    A setting without a backend, `--backend-config=SETTING=VALUE`, is the default for all backends.
     """
     settings: dict[str, dict[str, str]] = {"": {}, backend: {}}
     for text in flag_values(words, "--backend-config"):

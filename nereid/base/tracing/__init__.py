@@ -1,5 +1,5 @@
-"""Traces of requests across processes: contexts, records of spans, and their collector.
+"""Request tracing across processes: contexts, span records, and their collector.
 
-Each process that handles a request sends one record of its spans to the collector, off the request's path.
-The collector joins the records, writes a line for each request, and exports the traces that are kept.
+Each process that handles a request sends the collector one record of its spans, outside the request path.
+The collector joins the records, writes one line per request, and exports the traces that are kept.
 """

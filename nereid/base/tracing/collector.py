@@ -1,4 +1,4 @@
-"""The collector of a server: it joins the records of all processes to traces, and keeps some of them."""
+"""A server's trace collector: joins records from all processes into traces and keeps some of them."""
 
 import contextlib
 import json
@@ -15,19 +15,19 @@ import msgspec
 
 from nereid.base.tracing.records import SERVER, Record
 
-# The last record of a trace is that of its root; each process sends records after at most `records.FLUSH_S`.
+# A trace's root record comes last; each process sends its records within `records.FLUSH_S`.
 HOLD_S = 2.0
-# A trace without its root may wait for a slow request, or have lost it.
+# A trace without a root may belong to a slow request, or the root was lost.
 HOLD_WITHOUT_ROOT_S = 60.0
 ROOTS = frozenset({"gateway", "route", "attempt", "shadow"})
 MAX_TRACES = 20_000
-# A client may send all of its requests in one trace.
+# A client may put all of its requests into one trace.
 MAX_RECORDS = 200
-# Ids of kept traces, for records that arrive after the others, such as those of shadows.
+# Ids of kept traces, for records that arrive late, such as shadow requests.
 MAX_KEPT_IDS = 4096
-# Callers can force the sampling of each request. Half is for failures of the server and slow requests.
+# Callers can force sampling of every request, so half is reserved for server failures and slow requests.
 MAX_KEPT_PER_S = 50.0
-# More than the sender's limit for a datagram.
+# More than the sender's datagram limit.
 RECEIVE_BYTES = 2**18
 BUFFER_BYTES = 8 * 2**20
 PREFIX = "nereid_traces_"
@@ -39,7 +39,7 @@ LABELS = {"dropped_total": ("reason",)}
 
 
 class RecordHead(msgspec.Struct):
-    """The part of a record that decides whether its trace is kept; `dropped` counts lost records."""
+    """The fields of a record that decide whether its trace is kept; `dropped` counts lost records."""
 
     trace: str = ""
     kind: str = ""
@@ -50,7 +50,7 @@ class RecordHead(msgspec.Struct):
 
     @property
     def is_root(self) -> bool:
-        """Whether no record of the same request comes later, except that of a gateway."""
+        """Whether no later record of the same request is expected, except the gateway's."""
         return self.kind in ROOTS or not self.parent
 
 
@@ -59,9 +59,9 @@ _decode_head = msgspec.json.Decoder(RecordHead).decode
 
 @dataclass(slots=True)
 class _Trace:
-    """Records of one trace as they arrived, and when the last arrived, in seconds.
+    """The records of one trace in order of arrival, and when the last one arrived, in seconds.
 
-    `is_first` marks a failure of the server or a slow request, `is_wanted` any other reason to keep it.
+    `is_first` marks a server failure or slow request; `is_wanted` any other reason to keep the trace.
     """
 
     seen_s: float
@@ -71,9 +71,9 @@ class _Trace:
 
 
 class Traces:
-    """The traces in memory; not thread-safe, without a clock.
+    """The traces in memory; not thread-safe, and has no clock of its own.
 
-    Records stay encoded: only few of them are needed.
+    Records stay encoded because only a few of them are needed.
 
     Args:
         write: receives the lines of records as they arrive.
@@ -88,7 +88,7 @@ class Traces:
         complete: Callable[[Sequence[Record], bool], None] | None = None,
     ) -> None:
         self._write, self._export, self._complete = write, export, complete
-        # With and without their root, each in the order of their last records.
+        # Traces with and without their root, each ordered by last record.
         self._rooted: OrderedDict[str, _Trace] = OrderedDict()
         self._open: OrderedDict[str, _Trace] = OrderedDict()
         self._kept_ids: OrderedDict[str, None] = OrderedDict()
@@ -99,10 +99,10 @@ class Traces:
         return len(self._rooted) + len(self._open)
 
     def add(self, lines: Sequence[bytes], now_s: float) -> None:
-        """Add records, one JSON object for each line.
+        """Add records, one JSON object per line.
 
         Raises:
-            ValueError: a line is not a record; none is added.
+            ValueError: a line is not a record; nothing is added.
         """
         found = [(line, _decode_head(line)) for line in lines]
         if not all(head.dropped or (head.trace and head.kind) for _, head in found):
@@ -153,7 +153,7 @@ class Traces:
             self._export(records)
 
     def _may_keep(self, name: str, trace: _Trace, now_s: float) -> bool:
-        """Take a token for each four records; a late record of a kept trace needs none."""
+        """Take one token per four records; a late record of a kept trace needs none."""
         is_late = name in self._kept_ids and len(trace.records) < MAX_RECORDS
         self._tokens = min(MAX_KEPT_PER_S, self._tokens + (now_s - self._refilled_s) * MAX_KEPT_PER_S)
         self._refilled_s = now_s
@@ -208,13 +208,13 @@ class Collector:
 
     def _receive(self, receiver: socket.socket) -> None:
         while not self._is_closing:
-            # Without traces, it wakes only for records.
+            # With no traces in memory, wake only for records.
             receiver.settimeout(HOLD_S / 4 if len(self._traces) else None)
             try:
                 with contextlib.suppress(TimeoutError):
                     self._add(receiver.recv(RECEIVE_BYTES))
                 self._traces.expire(time.monotonic())
-            except Exception as error:  # a record of another program must not end the collector
+            except Exception as error:  # another program's record must not stop the collector
                 self._traces.lost += 1
                 if not self._has_logged:
                     self._has_logged = True
@@ -233,17 +233,17 @@ _decode_record = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class RecordFile:
-    """Keeps the last records in a file; when it is full, it becomes the file before.
+    """Keeps the latest records in a file, which is rotated when full.
 
     Args:
-        path: the file; the one before has `.1` behind its name.
+        path: the file; the previous one has the suffix `.1`.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, records: Sequence[bytes]) -> None:
-        """Append records; a full disk loses them."""
+        """Append records; they are lost if the disk is full."""
         with contextlib.suppress(OSError):
             if self._path.exists() and self._path.stat().st_size > MAX_FILE_BYTES:
                 self._path.replace(_before(self._path))
@@ -252,14 +252,14 @@ class RecordFile:
             try:
                 with self._path.open("ab") as file:
                     file.write(b"".join(record + b"\n" for record in records))
-            except OSError:  # the next record must begin a line
+            except OSError:  # the next record must start on a new line
                 with self._path.open("r+b") as file:
                     file.truncate(size)
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records, oldest first; damaged ones, and one that is being written, are left out."""
-    # The newer file first: it may become the older one in between.
+    """Yield the records, oldest first, skipping damaged ones and any still being written."""
+    # Read the newer file first: it may be rotated in between.
     texts = [_text(path), _text(_before(path))]
     for text in reversed(texts):
         for line in text.split(b"\n"):

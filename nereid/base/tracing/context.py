@@ -1,4 +1,4 @@
-"""W3C trace context: the place of a span in its trace.
+"""W3C trace context: a span's position in its trace.
 
 Source: W3C Trace Context, level 1: https://www.w3.org/TR/trace-context/
 """
@@ -20,7 +20,7 @@ class TraceContext:
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
-        is_sampled: whether the trace was chosen at its beginning.
+        is_sampled: whether the trace was sampled when it began.
     """
 
     trace_id: str
@@ -31,12 +31,12 @@ class TraceContext:
         return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
 
     def child(self) -> "TraceContext":
-        """Return a new span of the same trace."""
+        """Return a new span in the same trace."""
         return TraceContext(self.trace_id, new_span_id(), self.is_sampled)
 
 
 def parse(traceparent: str) -> TraceContext | None:
-    """Return the context in a `traceparent`; None if the value is invalid."""
+    """Return the context in a `traceparent`, or None if the value is invalid."""
     if not (found := _TRACEPARENT.fullmatch(traceparent)):
         return None
     version, trace, span, flags, more = found.groups()
@@ -46,14 +46,14 @@ def parse(traceparent: str) -> TraceContext | None:
 
 
 def sent_in(traceparent: str) -> dict[str, str | int]:
-    """Return the parameters of a request that is sent now to a model, which continues the trace."""
+    """Return the parameters with which a request sent to a model now continues the trace."""
     return {TRACE_PARAMETER: traceparent, SENT_PARAMETER: time.time_ns()}
 
 
 def begin(caller: TraceContext | None, share: float = 0.0) -> tuple[TraceContext, str]:
-    """Return a span in the caller's trace, or in a new one, and the id of its parent, "" for none.
+    """Return a span in the caller's trace or in a new one, and its parent's id ("" if it has no parent).
 
-    `share` of new traces are sampled; the caller decides about its own.
+    A fraction `share` of new traces is sampled; the caller decides for its own.
     """
     if caller:
         return caller.child(), caller.span_id

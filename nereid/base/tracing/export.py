@@ -1,4 +1,4 @@
-"""Export of kept traces over OTLP, with the packages of the extra `traces`."""
+"""Export of kept traces over OTLP; requires the extra `traces`."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,10 +28,10 @@ KINDS = {
 
 
 class Exporter:
-    """Sends spans in batches, in a thread of its own.
+    """Sends spans in batches from its own thread.
 
     Args:
-        endpoint: address of an OTLP receiver over HTTP, such as `http://localhost:4318`.
+        endpoint: URL of an OTLP/HTTP receiver, such as `http://localhost:4318`.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -47,13 +47,13 @@ class Exporter:
         }
 
     def export(self, records: Sequence[Record]) -> None:
-        """Queue the spans of records; a full queue drops them."""
+        """Queue the records' spans; they are dropped if the queue is full."""
         for record in records:
             for each in self._spans(record):
                 self._processor.on_end(each)
 
     def close(self) -> None:
-        """Send the spans that wait, if the receiver takes them soon."""
+        """Send the queued spans, without waiting long for a slow receiver."""
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)

@@ -1,17 +1,17 @@
-"""Records of spans: each process sends one for each request, to the collector's socket, in batches.
+"""Span records: each process sends one per request to the collector's socket, in batches.
 
-A record is a JSON object, and so is each of its inner spans. Times are nanoseconds since the Unix epoch.
+A record is a JSON object, as is each of its inner spans. Times are nanoseconds since the Unix epoch.
 
 | key | value |
 |---|---|
 | `kind` | `gateway`, `route`, `attempt`, `shadow` or `model`; inner spans have none |
 | `name` | name of the span |
-| `trace`, `span`, `parent` | ids; an inner span may have no id, and its parent is the record |
+| `trace`, `span`, `parent` | ids; an inner span may have none, and its parent is the record |
 | `begin`, `end` | times |
 | `error` | message of a failure |
 | `keep` | why the trace is kept although it was not sampled: `SERVER` or `CALLER` |
-| `sampled` | whether it was chosen at its beginning |
-| `link` | trace and span to which this one belongs, although its trace is another |
+| `sampled` | whether the trace was sampled when it began |
+| `link` | trace and span that this one belongs to, in a different trace |
 | `about` | attributes |
 | `inner` | inner spans |
 """
@@ -33,25 +33,25 @@ Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
 Record = dict[str, Any]
 MAX_ERROR_LENGTH = 500
-# A record waits at most this long in its process.
+# Maximum seconds that a record waits in its process.
 FLUSH_S = 0.5
-# Records that wait; the oldest are dropped first.
+# Maximum queued records; the oldest are dropped first.
 MAX_WAITING = 4096
 # Datagrams are limited by net.core.wmem_max, 208 KiB by default.
 MAX_DATAGRAM_BYTES = 48 * 1024
-# Reasons to keep a trace: a fault of the server or a slow request; or a fault or a choice of the caller.
+# Reasons to keep a trace: a server fault or slow request; or the caller's fault or choice.
 SERVER, CALLER = "server", "caller"
-# The "backend" of the server's flags with these settings.
+# The "backend" name in the server flags that carry these settings.
 FLAGS = "nereid-tracing"
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The choice of the traces to keep.
+    """Which traces to keep.
 
     Attributes:
-        share: of the traces, chosen at their beginning, 0 to 1.
-        objective_s: a slower request is kept, too.
+        share: fraction of traces sampled when they begin, 0 to 1.
+        objective_s: slower requests are kept too.
     """
 
     share: float = 0.01
@@ -62,7 +62,7 @@ DEFAULT_SAMPLING = Sampling()
 
 
 def harmless(method: Callable[Parameters, Value]) -> Callable[Parameters, Value | None]:
-    """Return a function that never raises: tracing must not harm the request that is traced."""
+    """Wrap a function so that it never raises: tracing must not break the traced request."""
     has_failed = False
 
     @functools.wraps(method)
@@ -71,7 +71,7 @@ def harmless(method: Callable[Parameters, Value]) -> Callable[Parameters, Value 
         try:
             return method(*words, **named)
         except Exception:
-            if not has_failed:  # a request can repeat the failure
+            if not has_failed:  # every request could repeat the failure
                 log.exception("a span was lost; further failures of this kind are not logged")
             has_failed = True
             return None
@@ -80,15 +80,15 @@ def harmless(method: Callable[Parameters, Value]) -> Callable[Parameters, Value 
 
 
 def shortened(text: str, max_length: int = 128) -> str:
-    """Return a text of the caller, cut: records are limited."""
+    """Truncate a caller's text, because the size of records is limited."""
     return text if len(text) <= max_length else text[:max_length] + "…"
 
 
 class Tracer:
-    """Begins spans, and sends their records.
+    """Begins spans and sends their records.
 
     Args:
-        sampling: the traces to keep.
+        sampling: which traces to keep.
     """
 
     def __init__(self, path: str, sampling: Sampling) -> None:
@@ -101,7 +101,7 @@ class Tracer:
 
     @classmethod
     def from_flags(cls, settings: Mapping[str, str]) -> "Tracer | None":
-        """Return the tracer that the flags of a server describe; None if tracing is off."""
+        """Return the tracer configured by a server's flags, or None if tracing is off."""
         if not (path := settings.get("socket", "")):
             return None
         return cls(path, Sampling(float(settings["share"]), float(settings["objective-ms"]) / 1e3))
@@ -111,7 +111,7 @@ class Tracer:
         return end_ns - begin_ns > self.sampling.objective_s * 1e9
 
     def send(self, record: Record) -> None:
-        """Send a record soon; if records come faster than they can be sent, the oldest are dropped."""
+        """Queue a record for sending; if records arrive faster than they are sent, the oldest are dropped."""
         self._dropped += len(self._waiting) == MAX_WAITING
         self._waiting.append(record)
         if not self._is_changed.is_set():
@@ -120,14 +120,14 @@ class Tracer:
             self._start()
 
     def close(self) -> None:
-        """Send the records that wait."""
+        """Send the queued records."""
         self._is_closing.set()
         self._is_changed.set()
         if self._sender:
             self._sender.join(timeout=1.0)
 
     def _start(self) -> None:
-        # With the first record: a process that forks would lose the thread.
+        # Started with the first record, because a process that forks would lose the thread.
         with self._lock:
             if self._sender is None:
                 self._sender = threading.Thread(target=self._send_all, name="spans", daemon=True)
@@ -167,7 +167,7 @@ class Tracer:
 
 
 def failed(error: object) -> Record:
-    """Return the error of a span; nothing without one."""
+    """Return a span's error field; empty if there was no error."""
     return {"error": shortened(str(error), MAX_ERROR_LENGTH)} if error else {}
 
 
@@ -175,14 +175,14 @@ def kept(is_first: bool, is_wanted: bool) -> Record:
     """Return why a trace is kept, if it is.
 
     Args:
-        is_first: the server failed, or was slow.
-        is_wanted: there is another reason, such as a fault of the caller.
+        is_first: the server failed or was slow.
+        is_wanted: there is another reason, such as the caller's fault.
     """
     return {"keep": SERVER if is_first else CALLER} if is_first or is_wanted else {}
 
 
 def span(context: TraceContext, parent: str, name: str, begin_ns: int, end_ns: int) -> Record:
-    """Return the ids, the name and the times of a span."""
+    """Return a span's ids, name and times."""
     return {
         "trace": context.trace_id,
         "span": context.span_id,

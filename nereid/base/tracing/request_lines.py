@@ -1,6 +1,6 @@
-"""One line for each request: the records of its processes, joined.
+"""One line per request, joined from the records of its processes.
 
-A line has ids, variant, outcome, top class, image, and the milliseconds of each stage. It never has pixels
+A line contains ids, variant, outcome, top class, image, and the milliseconds of each stage, but never pixels
 or keys.
 """
 
@@ -11,22 +11,22 @@ from typing import Any
 
 from nereid.base.tracing.records import Record
 
-# In the order of a request; the stages of a task's models are between both. `transport` is between gateway
-# and route, `retry` has attempts before the last one, `queue` is for an instance, `hop` is between the models
-# of an ensemble, and `response` is from the last model back to the route.
+# In request order; the stages of a task's models go between the two tuples. `transport` is between gateway
+# and route, `retry` covers the attempts before the last, `queue` is the wait for an instance, `hop` is
+# between the models of an ensemble, and `response` is from the last model back to the route.
 FIRST_STAGES = ("receive", "admission", "transport", "route", "retry", "queue", "decode", "resize")
 LAST_STAGES = ("hop", "network", "model", "response")
 
 
 def in_order(stages: Iterable[str]) -> list[str]:
-    """Return the names of stages in the order of a request; those of tasks keep theirs."""
+    """Return stage names in request order; task-specific stages keep their own order."""
     places = {name: place - len(FIRST_STAGES) for place, name in enumerate(FIRST_STAGES)}
     places |= {name: place for place, name in enumerate(LAST_STAGES, 1)}
     return sorted(stages, key=lambda name: places.get(name, 0))
 
 
 def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
-    """Yield a line for each request of a trace, from all of its records."""
+    """Yield one line per request of a trace, given all of the trace's records."""
     trace = _TraceRecords(records)
     for record in records:
         if record["kind"] == "route":
@@ -62,16 +62,16 @@ class _TraceRecords:
             spans.sort(key=lambda each: each["begin"])
 
     def is_first_without_route(self, model: Record) -> bool:
-        """Return whether a model got its request from no route, and is the first step for it."""
+        """Return whether a model received its request without a route and is that request's first step."""
         parent = model["parent"]
         return parent not in self._inside and (not parent or self._models[parent][0] is model)
 
     def has_reached_server(self, gateway: Record) -> bool:
-        """Return whether the server has records of a request to the gateway."""
+        """Return whether the server recorded a request made to the gateway."""
         return any(each.get("span") in self._begun for each in gateway.get("inner", ()))
 
     def of_route(self, route: Record) -> dict[str, Any]:
-        """Return the line of a request to a route."""
+        """Return the line for a request to a route."""
         route = self._until_response(route, route["parent"])
         attempts = self._attempts[route["span"]]
         earlier, last = attempts[:-1], attempts[-1] if attempts else None
@@ -89,14 +89,14 @@ class _TraceRecords:
         return self._joined(route, stages, models)
 
     def of_models(self, first: Record) -> dict[str, Any]:
-        """Return the line of a request to a model without a route."""
+        """Return the line for a request to a model without a route."""
         models = self._models[first["parent"]] if first["parent"] else [first]
         models = [*models[:-1], self._until_response(models[-1], first["parent"])]
         whole = first | {"end": models[-1]["end"]}
         return self._joined(whole, _stages_of_models(models), models)
 
     def _until_response(self, record: Record, parent: str) -> Record:
-        """Return a record without the work that went on after the gateway had the response."""
+        """Return a record without the work that continued after the gateway had the response."""
         _, inference = self._inferences.get(parent, (None, record))
         return record | {"end": min(record["end"], inference["end"])}
 
@@ -129,7 +129,7 @@ def _line(record: Record, stages: dict[str, float], gateway: Record | None) -> d
 
 
 def _stages_of_gateway(gateway: Record, inference: str) -> dict[str, float]:
-    """Return the stages before one inference; those of other inferences of a batch are left out."""
+    """Return the stages before one inference, leaving out a batch's other inferences."""
     return {
         each["name"]: _ms(each)
         for each in gateway.get("inner", ())
@@ -150,7 +150,7 @@ def _stages_of_models(models: Sequence[Record]) -> dict[str, float]:
 
 
 def _stages_of_model(model: Record) -> dict[str, float]:
-    """Return the stages of a batch; images decoded in parallel count as long as all together take."""
+    """Return the stages of a batch; images decoded in parallel count only their combined elapsed time."""
     stages: dict[str, float] = {}
     for name in dict.fromkeys(each["name"] for each in model.get("inner", ())):
         parts = [each for each in model["inner"] if each["name"] == name]

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application, with the files that it serves."""
+"""The gateway as an ASGI application, including the static files it serves."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ _DOCS = """<!DOCTYPE html>
 <script type="module" src="/docs/start.js"></script>
 </html>
 """
-# The bundle is Swagger UI 4, which shows 3.1 documents only if they say that they are 3.0.
+# The bundle is Swagger UI 4, which renders 3.1 documents only if they claim to be 3.0.
 _START = """const answer = await fetch("/openapi.json");
 const spec = { ...(await answer.json()), openapi: "3.0.3" };
 SwaggerUIBundle({ spec, dom_id: "#ui", deepLinking: true });
@@ -55,25 +55,25 @@ SwaggerUIBundle({ spec, dom_id: "#ui", deepLinking: true });
 
 
 class Page(StaticFiles):
-    """Files that a browser revalidates, so that users see a new release; `name` limits them to one name."""
+    """Files that browsers revalidate, so users see new releases; `name` restricts the file names served."""
 
     def __init__(self, directory: Path, name: str = "*") -> None:
         super().__init__(directory=directory)
         self._name = name
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        """Return the file of a path, and its status; None if it is not served."""
+        """Return the file for a path and its status, or None as status if it is not served."""
         return super().lookup_path(path) if PurePath(path).match(self._name) else ("", None)
 
     def file_response(self, *words: Any, **options: Any) -> Response:
-        """Return a file that a cache must revalidate."""
+        """Return a file response that caches must revalidate."""
         response = super().file_response(*words, **options)
         response.headers.update(NO_CACHE)
         return response
 
 
 async def page_tasks(request: Request) -> Response:
-    """Serve the JavaScript module with the tasks of the page; each has a `page.js` in its folder."""
+    """Serve the JavaScript module that lists the page's tasks; each has a `page.js` in its folder."""
     folders = {task.name: task.folder for task in TASKS}
     imports = (f'import {{ {name} }} from "./tasks/{folder}/page.js";' for name, folder in folders.items())
     words = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
@@ -89,7 +89,7 @@ async def docs(request: Request) -> Response:
 
 
 async def docs_file(request: Request) -> Response:
-    """Serve a part of Swagger UI."""
+    """Serve a file of Swagger UI."""
     name = request.path_params["name"]
     if name == "start.js":
         return Response(_START, media_type="text/javascript")
@@ -107,7 +107,7 @@ async def sample(request: Request) -> Response:
 
 
 async def index(request: Request) -> Response:
-    """Serve the index of the page."""
+    """Serve the page's index."""
     return FileResponse(PAGE / "index.html", headers=NO_CACHE)
 
 
@@ -128,16 +128,16 @@ _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 def create_gateway(
     settings: Settings, keys: KeyRing, source: ModelSource, shared: SharedState | None = None
 ) -> Gateway:
-    """Return the state of a gateway; it connects to Triton with the first request.
+    """Return a gateway's state; it connects to Triton on the first request.
 
     Args:
         settings: settings of the gateway.
         keys: the valid keys; without keys, every caller on loopback may classify and read.
         source: names and routes of the models.
-        shared: state of the gateway's workers, None if it is a single process.
+        shared: state shared by the gateway's workers, or None for a single process.
 
     Raises:
-        ValueError: keys are required, but none exist; or the address of the server is invalid.
+        ValueError: keys are required but none exist, or the server's address is invalid.
     """
     check_ring(keys, settings)
     check_arguments(settings.url, "http", CONCURRENCY, None)
@@ -145,7 +145,7 @@ def create_gateway(
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """Return the ASGI application of a gateway: the REST API, the page, and the v2 protocol."""
+    """Return a gateway's ASGI application: the REST API, the web page and the v2 protocol."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -166,7 +166,7 @@ async def openapi(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 
 async def reject_unknown(found: Request, error: Exception) -> Response:
-    """Respond to an unknown path, or to a method that a path does not support."""
+    """Respond to an unknown path or an unsupported method."""
     assert isinstance(error, HTTPException)
     request: GatewayRequest = found.scope["nereid.request"]
     method, path = found.method, found.url.path

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the gateway's connections, with limits on time and size."""
+"""HTTP/1.1 for the gateway's connections, with limits on time and size."""
 
 import asyncio
 from ipaddress import ip_address
@@ -7,18 +7,18 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 2**10
-# Seconds for the head of a request, from the connection or from the head's first byte.
+# Time limit in seconds for a request's head, from the connection or the head's first byte.
 HEAD_S = 10.0
-# Open connections of an address, and of all. A further one closes the oldest idle one of the address that
-# has the most.
+# Maximum open connections per address and in total. Beyond that, the oldest idle connection of the address
+# with the most connections is closed.
 MAX_OF_PEER, MAX_CONNECTIONS = 2048, 8192
-# Seconds to discard the rest of a body after the response. An immediate close could lose the response, and
-# the client could not reuse the connection.
+# Seconds for discarding the rest of a body after the response. Closing immediately could lose the response
+# and would keep the client from reusing the connection.
 LINGER_S = 5.0
-# Seconds between interim responses to a client that has closed its sending side: the first pause, doubled
-# each time, and the longest.
+# Seconds between interim responses to a client that has closed its sending side: the first pause, which is
+# doubled each time, and the longest.
 CLIENT_TEST_S, MAX_CLIENT_TEST_S = 0.005, 0.5
-# Each piece of a body costs some µs, however short it is. The network delivers pieces of a kB or more.
+# Each piece of a body costs a few µs, however short. The network normally delivers pieces of 1 kB or more.
 MIN_PIECES, MIN_PIECE_BYTES = 1000, 64
 _TINY_CHUNKS = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -29,7 +29,7 @@ _HEAD_TOO_LARGE = (
 
 
 def peer_of(address: Any) -> str:
-    """Return the name for limits per client: the IPv4 address, or the IPv6 /64 network."""
+    """Return the identity for per-client limits: the IPv4 address or the IPv6 /64 network."""
     if not address:
         return ""
     found = ip_address(str(address[0]).partition("%")[0])
@@ -40,7 +40,7 @@ def peer_of(address: Any) -> str:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late heads and bodies."""
+    """HTTP with limits that uvicorn lacks: on heads, trailers, tiny pieces, and late heads and bodies."""
 
     _head_bytes = _pieces = _piece_bytes = 0
     _closes_after_body = False
@@ -48,7 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Limit the time of the first head, and the number of connections."""
+        """Limit the time for the first head, and the number of connections."""
         super().connection_made(transport)
         self._wait_for_head()
         self._peer = peer_of(self.client)
@@ -70,13 +70,13 @@ class BoundedProtocol(HttpToolsProtocol):
             _OPEN.pop(self._peer, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait for a head."""
+        """Stop waiting for a head."""
         self._stop_waiting()
         self._forget()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """Limit the time of a further head."""
+        """Limit the time for each further head."""
         super().on_message_begin()
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
@@ -91,14 +91,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _end_late_head(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._wait_for_head()  # the request before it still has its response to get
+            self._wait_for_head()  # the previous request is still awaiting its response
             return
         if self._head_bytes:
             self.transport.write(_HEAD_TOO_LATE)
         self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Read bytes; `MAX_HEAD_BYTES` without a byte of a body end the connection."""
+        """Read bytes; close the connection after `MAX_HEAD_BYTES` without a byte of a body."""
         for start in range(0, len(data), MAX_HEAD_BYTES):
             piece = data[start : start + MAX_HEAD_BYTES]
             self._head_bytes += len(piece)
@@ -113,8 +113,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Answer a client that has only closed its sending side; return whether the connection stays open.
 
-        A client that has closed both sides looks the same until it receives something: its system then resets
-        the connection, which the next write finds out. Every HTTP client skips `100 Continue`.
+        A client that has closed both sides looks the same until something is sent to it. Its system then
+        resets the connection, which the next write detects. Every HTTP client skips `100 Continue`.
         """
         if self.transport.get_extra_info("ssl_object") or not self._is_computing():
             return None
@@ -131,18 +131,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(pause_s, self._test_client, min(2 * pause_s, MAX_CLIENT_TEST_S))
 
     def on_headers_complete(self) -> None:
-        """Restart the counts of bytes, and end the wait for the head."""
+        """Reset the byte counts and stop waiting for the head."""
         self._stop_waiting()
         self._head_bytes = self._pieces = self._piece_bytes = 0
         before = self.cycle
         super().on_headers_complete()
-        self.headers = []  # not of the request: trailers, which a proxy may not have checked, are dropped
-        if self.cycle is not before:  # an upgrade to another protocol has none
+        self.headers = []  # a new list, so that trailers, which a proxy may not have checked, are dropped
+        if self.cycle is not before:  # an upgrade to another protocol creates none
             self._closes_after_body = False
             self.cycle.transport = _TransportOfRequest(self, self.cycle)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
-        """Restart the count of head bytes; many tiny pieces end the connection."""
+        """Reset the count of head bytes; close the connection after too many tiny pieces."""
         self._head_bytes = 0
         if self.transport.is_closing():
             return
@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Restart the count of head bytes, and end the wait for a discarded body."""
+        """Reset the count of head bytes and stop waiting for a discarded body."""
         self._head_bytes = 0
         if self._linger:
             self._linger.cancel()
@@ -166,7 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def close_after_body(self) -> None:
-        """Close the connection at the end of the current body, or when the wait for this end is over."""
+        """Close the connection at the end of the current body, or when the wait for it times out."""
         self._closes_after_body = True
 
     def on_response_complete(self) -> None:
@@ -181,7 +181,7 @@ _OPEN: dict[str, dict[BoundedProtocol, None]] = {}
 
 
 class _TransportOfRequest:
-    """The transport as a request sees it: after the response, it closes only when the body was discarded."""
+    """The transport as a request sees it; after the response, it closes only once the body is discarded."""
 
     def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol, self._cycle = protocol, cycle

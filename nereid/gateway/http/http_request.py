@@ -1,4 +1,4 @@
-"""One request with its context, and its response; kept cheap, because every request pays for it."""
+"""A request with its context, and its response; kept lightweight because every request pays for it."""
 
 import random
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 JSON = b"application/json"
 ROUTE_PREFIX = ROUTE_HEADER_PREFIX.encode()
 TIMEOUT_HEADER = b"x-request-timeout-ms"
-# A proxy could use the first of two values, and the gateway the last.
+# If one of these were repeated, a proxy could use the first value and the gateway the last.
 SINGLE = frozenset(
     {
         b"host",
@@ -37,9 +37,9 @@ SINGLE = frozenset(
         VERSION_HEADER.encode(),
     }
 )
-# The headers of callers that Triton receives, by the names of the parameters with the same meaning.
+# Callers' headers that are passed on to Triton, by the equivalent parameter names.
 OPTIONS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
-# gRPC rejects other names, and decodes values of `-bin` names as base64.
+# gRPC rejects other names, and decodes the values of `-bin` headers as base64.
 _RULE_HEADER = re.compile(rb"x-route-[a-z0-9-]{1,56}(?<!-bin)")
 MAX_FORWARDED = 32
 FORWARDED = frozenset(OPTIONS.values())
@@ -49,7 +49,7 @@ MAX_ID_LENGTH = 128
 
 
 def is_word(value: str) -> bool:
-    """Return whether a value is printable ASCII and not too long."""
+    """Return whether a value is non-empty printable ASCII of acceptable length."""
     return 0 < len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable()
 
 
@@ -59,14 +59,14 @@ class GatewayRequest:
     Attributes:
         headers: by lower-case name; the last value where repeated headers are allowed.
         spans: spans of the request.
-        began_s: arrival of the head, from `time.perf_counter`.
-        limit_s: the caller's timeout, from the arrival of the head.
-        offered: the model that the request is about, if any.
+        began_s: arrival time of the head, from `time.perf_counter`.
+        limit_s: the caller's timeout in seconds, measured from the arrival of the head.
+        offered: the model that the request concerns, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
-        model_name: a model that has answered by the v2 protocol.
-        is_inference: whether the request is for images, and so has a trace.
-        is_of_task: whether it is for images of a task.
-        body_bytes: received bytes of the body.
+        model_name: the model that answered over the v2 protocol.
+        is_inference: whether the request is for images, and is therefore traced.
+        is_of_task: whether it is for a task's images.
+        body_bytes: number of body bytes received.
         images: number of images with a known outcome.
         stages_s: durations of the stages.
     """
@@ -88,12 +88,12 @@ class GatewayRequest:
 
     @property
     def model(self) -> "OfferedModel":
-        """The model that the request is about; only for operations of a model."""
+        """The model that the request concerns; only for model operations."""
         assert self.offered
         return self.offered
 
     def end_stage(self, stage: str) -> float:
-        """Record the time from the arrival to the end of a stage, which is now, and return its seconds."""
+        """Record and return the seconds from the request's arrival to the end of a stage, which is now."""
         self.stages_s[stage] = now_s = time.perf_counter() - self.began_s
         if self.spans.is_traced:
             self.spans.add(stage, now_s)
@@ -124,7 +124,7 @@ class GatewayRequest:
         return time.perf_counter() - self.began_s
 
     def header(self, name: bytes) -> str:
-        """Return the value of a header, or ""."""
+        """Return a header's value, or ""."""
         return self.headers.get(name, b"").decode("latin-1")
 
     def query(self, known: Collection[str]) -> dict[str, str]:
@@ -151,7 +151,7 @@ class GatewayRequest:
         return given
 
     def start_timeout(self, default_s: float, max_s: float) -> float:
-        """Read the caller's timeout, which starts at the arrival of the request; return the time left.
+        """Read the caller's timeout, which starts when the request arrives, and return the time left.
 
         Raises:
             Failure: the header is invalid, or no time is left.
@@ -165,21 +165,21 @@ class GatewayRequest:
         raise self.late()
 
     def left_s(self) -> float:
-        """Return the time that is left, in seconds.
+        """Return the time left, in seconds.
 
         Raises:
-            Failure: `deadline_exceeded`, none is left.
+            Failure: `deadline_exceeded`, no time is left.
         """
         if (left_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
             return left_s
         raise self.late()
 
     def late(self) -> Failure:
-        """Return the error response if no response came in time."""
+        """Return the error response for a request that got no response in time."""
         return Failure("deadline_exceeded", f"no response within {self.limit_s:.3g} s")
 
     def forwarded(self, given: Mapping[str, str] = NO_PARAMETERS) -> list[tuple[bytes, bytes]]:
-        """Return the headers that a route reads, also those that came as parameters.
+        """Return the headers that a route reads, including those given as parameters.
 
         Raises:
             Failure: there are too many, a value is not printable ASCII, or parameter and header disagree.
@@ -221,11 +221,11 @@ def whole_number(name: str, text: str, max_value: int) -> int:
 
 
 class RequestSpans:
-    """The spans of one request: its own, and those of its stages.
+    """The span of one request and the spans of its stages.
 
     Args:
-        tracer: sends the record, None if tracing is off.
-        traceparent: the caller's, "" or invalid for none.
+        tracer: sends the record; None if tracing is off.
+        traceparent: the caller's; "" or an invalid value means none.
 
     Attributes:
         context: the span of the request.
@@ -249,7 +249,7 @@ class RequestSpans:
             stage: `receive`, `admission` or `inference`.
             seconds: its duration.
             context: span of an inference, which the server continues.
-            of: id of the inference that an admission is for.
+            of: id of the inference that an admission belongs to.
         """
         end_ns = time.time_ns()
         record = inner(stage, end_ns - int(seconds * 1e9), end_ns)
@@ -260,10 +260,10 @@ class RequestSpans:
         """Send the record of the request, which ends now.
 
         Args:
-            request_id: of the request.
-            outcome: `ok` or the code of the failure.
+            request_id: id of the request.
+            outcome: `ok` or the failure's code.
             is_fault: whether the service is at fault; such traces are kept.
-            about: attributes.
+            about: attributes of the span.
         """
         if self._tracer is None:
             return
@@ -312,7 +312,7 @@ def json_response(answer: Any, status: int = 200) -> GatewayResponse:
 
 
 def failure_response(failure: Failure, request: GatewayRequest) -> GatewayResponse:
-    """Return an error as JSON, in the form of the protocol of the request."""
+    """Return an error as JSON, in the format of the request's protocol."""
     is_v2 = request.scope["path"].startswith("/v2")
     answer = encode(
         {"error": failure.v2_message} if is_v2 else ErrorAnswer(failure.reason, request.request_id)

@@ -1,4 +1,4 @@
-"""Every HTTP request: ids, security headers, the operation with its key and quota, metrics and the log."""
+"""Handling common to every HTTP request: ids, security headers, operation, key, quota, metrics and log."""
 
 import asyncio
 import json
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from nereid.gateway.endpoint import Operation
 
 log = logging.getLogger("nereid.gateway")
-# One line of JSON for each request.
+# One line of JSON per request.
 access_log = logging.getLogger("nereid.gateway.access")
 CLIENT_CLOSED_STATUS = 499
-# The first of several codes with a status stands for it.
+# If several codes share a status, the first one represents it.
 _CODES = {status: code for code, status in reversed(STATUS.items())}
 
 Head = list[tuple[bytes, bytes]]
@@ -42,7 +42,7 @@ _COMMON: Head = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 STRICT: Head = [(b"content-security-policy", _CSP.format(style="", image="").encode()), *_COMMON]
-# Swagger UI sets styles in its elements, and its icons are `data:`.
+# Swagger UI uses inline styles and `data:` icons.
 DOCS: Head = [
     (b"content-security-policy", _CSP.format(style=" 'unsafe-inline'", image=" data:").encode()),
     *_COMMON,
@@ -64,10 +64,10 @@ class RequestMiddleware:
     """The whole application; pure ASGI.
 
     Args:
-        pages: answers requests for other paths.
+        pages: handles requests for other paths.
         gateway: state of the gateway.
-        operations: the operations. Starlette's router would delay them by 0.1 ms.
-        find_v2: finds the operation of a path of the v2 protocol.
+        operations: the operations, matched here because Starlette's router would add 0.1 ms.
+        find_v2: finds the operation for a v2 protocol path.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class RequestMiddleware:
             await failure_response(failure, request)(scope, receive, send_with_headers)
             del failure  # its traceback refers to this frame
         finally:
-            # After the response: uvloop writes it at the end of this turn of the loop.
+            # Runs after the response, which uvloop writes at the end of this event loop iteration.
             asyncio.get_running_loop().call_soon(finish_request, self._gateway, request)
-            # Breaks a reference cycle, which would wait for Python's garbage collector.
+            # Break a reference cycle that would otherwise wait for Python's garbage collector.
             del scope["nereid.request"]
 
     async def _reply(self, scope: Scope, request: GatewayRequest) -> GatewayResponse | None:
-        """Return the response of an operation; None for other paths."""
+        """Return an operation's response, or None for other paths."""
         if scope["method"] == "OPTIONS" and (preflight := self._origin_guard.preflight(request)):
             return preflight
         if (operation := self._find(scope)) is None:
@@ -140,7 +140,7 @@ class RequestMiddleware:
         return await operation.run(self._gateway, request)
 
     def _admit(self, operation: "Operation", request: GatewayRequest) -> None:
-        """Check key and quota.
+        """Check the key and quota.
 
         Raises:
             Failure: the request may not run the operation now, or not with this query.
@@ -155,7 +155,7 @@ class RequestMiddleware:
             request.query(operation.query)
 
     def _find(self, scope: Scope) -> "Operation | None":
-        """Return the operation of a request; None for other paths.
+        """Return a request's operation, or None for other paths.
 
         Raises:
             Failure: the path has no operation with this method.
@@ -178,7 +178,7 @@ class RequestMiddleware:
 
 
 def _logged(request: GatewayRequest, error: Exception) -> Failure:
-    """Log the fault of the service, if it is one; return the error response."""
+    """Log an error if the service is at fault, and return the error response."""
     if not isinstance(error, Failure):
         log.exception("request %s failed", request.request_id)
         return Failure("inference_failed", GATEWAY_FAILED)
@@ -188,7 +188,7 @@ def _logged(request: GatewayRequest, error: Exception) -> Failure:
 
 
 def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
-    """Record the outcome of a request, and release what it held."""
+    """Record a request's outcome and release what it held."""
     outcome = request.outcome or _CODES.get(request.status, "ok")
     endpoint, metrics = request.endpoint or OTHER, gateway.metrics
     model = request.offered.name if request.offered else request.model_name
@@ -229,9 +229,9 @@ def _log_line(request: GatewayRequest, model: str, outcome: str, total_s: float)
 class OriginGuard:
     """Check `Host` and `Origin`.
 
-    A foreign page can point its own name at this machine (DNS rebinding); `Host` then has that name. A
-    foreign page can also send simple requests without reading the responses; `Origin` then has its origin.
-    Programs that are not browsers send no `Origin`.
+    A foreign page can point its own host name at this machine (DNS rebinding), and `Host` then contains that
+    name. It can also send simple requests without reading the responses, and `Origin` then contains its
+    origin. Programs that are not browsers send no `Origin`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -239,13 +239,13 @@ class OriginGuard:
         self._origins = frozenset(origin.lower().encode() for origin in settings.cors_origins)
 
     def check(self, request: GatewayRequest) -> Head:
-        """Return the CORS headers of the response.
+        """Return the CORS headers for the response.
 
         Raises:
             Failure: the request has a foreign host or origin.
         """
         host = request.headers.get(b"host", b"").lower()
-        # Most hosts have no brackets.
+        # Fast path: most hosts have no brackets.
         is_plain = host.partition(b":")[0].decode("latin-1") in self._hosts
         if self._hosts and not is_plain and hostname(host) not in self._hosts:
             raise invalid_request(f"the host {host.decode('latin-1')[:128]!r} is not allowed")
@@ -259,7 +259,7 @@ class OriginGuard:
                 (b"access-control-expose-headers", EXPOSED_HEADERS),
             ]
         scheme, _, own = origin.lower().partition(b"://")
-        # A proxy with TLS sends requests of its own pages, which have https, over plain HTTP.
+        # A TLS proxy forwards requests from its own https pages over plain HTTP.
         schemes = (b"https",) if request.scope.get("scheme") == "https" else (b"http", b"https")
         if own != host or scheme not in schemes:
             raise Failure("forbidden", f"the origin {origin.decode('latin-1')[:128]!r} is not allowed")

@@ -1,4 +1,4 @@
-"""The gateway's OpenAPI document, from the table of operations and their request and response classes."""
+"""The gateway's OpenAPI document, generated from the operations and their request and response classes."""
 
 from collections.abc import Sequence
 from importlib import metadata
@@ -18,7 +18,7 @@ _KEYS = {
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
-# Errors that every operation may return.
+# Errors that any operation may return.
 _ALWAYS: tuple[Code, ...] = ("invalid_request",)
 _HEADERS = {
     "X-Request-ID": {"description": "Id of the request, from the caller or new.", "schema": _TEXT},
@@ -28,7 +28,7 @@ _RETRY = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "i
 
 
 def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str, Any]:
-    """Return the document, OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 document."""
     kinds = [kind for operation in operations for kind in (operation.answer, operation.body) if kind]
     parts = [part for operation in operations for part in operation.parts]
     schemas, components = msgspec.json.schema_components(
@@ -108,7 +108,7 @@ def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dic
 
 
 def by_status(codes: Sequence[Code]) -> dict[int, list[Code]]:
-    """Return codes by their HTTP status."""
+    """Group codes by HTTP status."""
     found: dict[int, list[Code]] = {}
     for code in dict.fromkeys(codes):
         found.setdefault(STATUS[code], []).append(code)

@@ -1,4 +1,4 @@
-"""The operations of the gateway: one table for paths, required keys and the OpenAPI page."""
+"""The gateway's operations: one table for paths, required keys and the OpenAPI page."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ class Weights(Struct, forbid_unknown_fields=True):
 
 
 class RolloutChange(Struct, forbid_unknown_fields=True):
-    """An order for a rollout; `candidate` and `steps` belong to `start`."""
+    """An order for a rollout; `candidate` and `steps` apply only to `start`."""
 
     order: RolloutOrder
     candidate: str = ""
@@ -56,7 +56,7 @@ ModelName.__doc__ = (
 
 
 class Sample(Struct):
-    """A sample image, and the tasks that it suits."""
+    """A sample image and the tasks it suits."""
 
     name: str
     url: str
@@ -72,7 +72,7 @@ for _task in TASKS:
 
 
 async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """List the models; the first one of a task answers its requests that name no model."""
+    """List the models; the first model for a task answers requests that name no model."""
     found = [(model.name, await gateway.models.task_of(model)) async for model in gateway.models.all()]
     return json_response([ModelName(name, task.name if task else "") for name, task in found])
 
@@ -121,7 +121,7 @@ async def access(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 async def metrics(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return the metrics in Prometheus' text format."""
-    # In a thread, because the page of several workers is read from their files.
+    # In a thread, because with several workers the page is read from their files.
     return GatewayResponse(await asyncio.to_thread(gateway.metrics.page), CONTENT_TYPE)
 
 

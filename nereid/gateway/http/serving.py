@@ -1,4 +1,4 @@
-"""The HTTP server of the gateway, in the foreground until a signal."""
+"""The gateway's HTTP server, which runs in the foreground until a signal arrives."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ from nereid.gateway.v2.grpc_front import GrpcFront
 from nereid.gateway.workers import REPORT_S, SharedState, WorkerPool
 
 log = logging.getLogger("nereid.gateway")
-# Seconds for requests in flight after a signal; then their connections are closed.
+# Seconds that requests in flight have to finish after a signal before their connections are closed.
 STOP_S = 30
-# New objects before a garbage collection; Python's default of 700 is a few requests.
+# New objects before a garbage collection; Python's default of 700 amounts to only a few requests.
 GC_OBJECTS = 50_000
 
 
 class _UvicornServer(uvicorn.Server):
-    """Serve gRPC, too; announce the ports once both listen, and end with status 0 after a signal."""
+    """Serve gRPC too; announce the ports once both are listening, and exit with status 0 after a signal."""
 
     gateway: Gateway
     listen: Listen
@@ -91,7 +91,7 @@ class _UvicornServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        on_signals(self._stop)  # the second signal ends the process without waiting
+        on_signals(self._stop)  # a second signal terminates the process without waiting
         yield
 
     def _stop(self, number: int) -> None:
@@ -111,10 +111,10 @@ def serve(
     Args:
         settings: settings of the gateway.
         listen: address, certificate and number of processes.
-        keys: keys of the callers.
+        keys: the callers' keys.
         source: names and routes of the models.
-        announce: receives the ports `http` and `grpc` once the gateway listens.
-        logs_requests: log each request on stderr, not only failures.
+        announce: called with the ports `http` and `grpc` once the gateway is listening.
+        logs_requests: log every request to stderr, not only failures.
 
     Raises:
         WrongUsage: the settings are invalid, such as listening beyond loopback without keys.
@@ -138,7 +138,7 @@ def serve(
             shared = replace(state, number=number)
             try:
                 gateway = create_gateway(settings, keys, source, shared)
-            except ValueError as error:  # such as the last key, which was revoked meanwhile
+            except ValueError as error:  # for example because the last key was revoked in the meantime
                 raise OperationFailed(str(error)) from None
             _serve_here(gateway, listen, lambda ports: listens())
 
@@ -152,7 +152,7 @@ def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, 
             create_app(gateway),
             http=BoundedProtocol,
             log_config=None,
-            log_level="error",  # a line for each damaged request would fill the disk
+            log_level="error",  # logging every malformed request would fill the disk
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -161,11 +161,11 @@ def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, 
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,
         )
-        # Requests create few reference cycles, and the present objects stay.
+        # Requests create few reference cycles, and the objects that exist now are permanent.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
-        allow_open_files()  # each connection is one
+        allow_open_files()  # each connection uses one
         keep_little_memory()
         server = _UvicornServer(config)
         server.gateway, server.listen, server.announce = gateway, listen, announce
@@ -175,7 +175,7 @@ def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, 
 
 
 def _log_requests() -> None:
-    """Write the access log to stderr: only JSON, for programs."""
+    """Write the access log to stderr as bare JSON lines, for programs."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     access_log.addHandler(handler)
@@ -185,14 +185,14 @@ def _log_requests() -> None:
 
 @contextlib.contextmanager
 def _reserved(listen: Listen) -> Iterator[tuple[dict[str, int], Listen]]:
-    """Hold the ports for workers, which all listen on them; gives the ports, and the address with them.
+    """Reserve the ports that all workers will listen on; yield the ports, and the address that includes them.
 
-    The kernel distributes connections over the sockets that listen, which the ones here do not.
+    The kernel distributes connections only among listening sockets, and the ones held here do not listen.
     """
     with contextlib.ExitStack() as held:
 
         def reserve(port: int) -> int:
-            # A first try without sharing finds another program on the port.
+            # A first attempt without sharing detects another program on the port.
             with _open(listen.host, port) as opened:
                 port = opened.getsockname()[1]
             held.enter_context(_open(listen.host, port, is_shared=True))

@@ -1,4 +1,4 @@
-"""The images of a request body: raw, in a form, or as base64 in JSON; limits apply while reading."""
+"""Images in a request body: raw, in a form, or as base64 in JSON; limits are enforced while reading."""
 
 import asyncio
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,28 +17,28 @@ Kind = Literal["raw", "multipart/form-data", "application/json"]
 RAW: Kind = "raw"
 FORM: Kind = "multipart/form-data"
 JSON: Kind = "application/json"
-# The last one is the default of `curl --data-binary`.
+# The last one is the default for `curl --data-binary`.
 OCTETS = ("", "application/octet-stream", "application/pdf", "application/x-www-form-urlencoded")
 MAX_TOP_K = 1000
 MAX_PART_HEAD_BYTES = 8192
 # Smaller bodies are decoded without counting quotation marks first.
 MAX_UNCOUNTED_BYTES = 2**20
 MAX_QUOTES_PER_IMAGE = 1000
-# Longer work is done in pieces of this size, with other requests in between; whole groups of base64.
+# Longer work is split into pieces of this size, so that other requests run in between; whole base64 groups.
 PIECE_BYTES = 2**17
 _Body = TypeVar("_Body")
 TopK = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)]
 
 
 class ClientClosed(Exception):
-    """The client has disconnected."""
+    """The client disconnected."""
 
 
 class CancelOnDisconnect:
-    """Cancel the current task if the client disconnects, as a context.
+    """Context manager that cancels the current task if the client disconnects.
 
     Raises:
-        ClientClosed: the client has disconnected.
+        ClientClosed: the client disconnected.
     """
 
     def __init__(self, request: GatewayRequest) -> None:
@@ -64,13 +64,13 @@ async def _cancel_on_disconnect(request: GatewayRequest, task: "asyncio.Task[obj
 
 
 class ImageBody(msgspec.Struct, forbid_unknown_fields=True):
-    """One image, an encoded file as base64."""
+    """One image: an encoded file as base64."""
 
     image: memoryview
 
 
 class BatchImage(msgspec.Struct, forbid_unknown_fields=True):
-    """One image of a batch; the result repeats its id, by default its position."""
+    """One image of a batch; the result repeats its id, which defaults to its position."""
 
     image: memoryview
     id: str | int | None = None
@@ -86,7 +86,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     route_key: str = ""
 
 
-# The same, with the text of the images as it came.
+# The same, with the images still as received text.
 class _Image(msgspec.Struct, forbid_unknown_fields=True):
     image: msgspec.Raw
 
@@ -100,11 +100,11 @@ class _Batch(BatchBody):
 
 
 class UploadBuffers:
-    """Memory limit of the bodies of all requests, and of the requests of one key.
+    """Memory limits for request bodies: of all requests, and of one key's requests.
 
     Args:
-        max_bytes: limit of all requests.
-        share_bytes: limit of one key; callers without a key share one limit.
+        max_bytes: limit for all requests.
+        share_bytes: limit per key; callers without a key share one limit.
     """
 
     def __init__(self, max_bytes: int, share_bytes: int) -> None:
@@ -115,7 +115,7 @@ class UploadBuffers:
         """Count received bytes of a request.
 
         Raises:
-            Failure: `overloaded`, the limit is reached.
+            Failure: `overloaded`, because the limit has been reached.
         """
         key_id = key.id if key else ""
         held_bytes = self._held_bytes.get(key_id, 0) + size_bytes
@@ -135,7 +135,7 @@ class UploadBuffers:
 
 
 class Uploads:
-    """Read bodies within the limits of the settings; `buffers` are released after each request."""
+    """Read bodies within the configured limits; `buffers` are released after each request."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -143,11 +143,11 @@ class Uploads:
         self.buffers = UploadBuffers(max_bytes, max(max_bytes // 4, settings.max_body_bytes))
 
     async def one(self, request: GatewayRequest, remaining_s: float) -> memoryview:
-        """Read the body of a request for one image.
+        """Read the body of a request with one image.
 
         Raises:
-            Failure: the body is invalid, too large, or late.
-            ClientClosed: the client disconnected before the end of the body.
+            Failure: the body is invalid, too large or late.
+            ClientClosed: the client disconnected before sending the whole body.
         """
         kind = kind_of(request, (RAW, FORM, JSON))
         if kind == FORM:
@@ -159,11 +159,11 @@ class Uploads:
         return image
 
     async def several(self, request: GatewayRequest, remaining_s: float) -> BatchBody:
-        """Read the body of a request for several images.
+        """Read the body of a request with several images.
 
         Raises:
-            Failure: the body is invalid, too large, or late.
-            ClientClosed: the client disconnected before the end of the body.
+            Failure: the body is invalid, too large or late.
+            ClientClosed: the client disconnected before sending the whole body.
         """
         max_images = self._settings.max_images
         if kind_of(request, (FORM, JSON)) == FORM:
@@ -174,11 +174,11 @@ class Uploads:
         return batch
 
     async def json(self, request: GatewayRequest, remaining_s: float, kind: Any) -> Any:
-        """Read a JSON body of a class.
+        """Read a JSON body as an instance of a class.
 
         Raises:
-            Failure: the body is invalid, too large, or late.
-            ClientClosed: the client disconnected before the end of the body.
+            Failure: the body is invalid, too large or late.
+            ClientClosed: the client disconnected before sending the whole body.
         """
         kind_of(request, (JSON,))
         return _decode(kind, await self._received(request, remaining_s, MAX_UNCOUNTED_BYTES))
@@ -186,11 +186,11 @@ class Uploads:
     async def whole(
         self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
     ) -> memoryview:
-        """Read a body of at most `max_bytes`, and of at most the settings' limit.
+        """Read a body of at most `max_bytes` and at most the configured limit.
 
         Raises:
             Failure: the body is too large or late.
-            ClientClosed: the client disconnected before the end of the body.
+            ClientClosed: the client disconnected before sending the whole body.
         """
         return memoryview(await self._received(request, remaining_s, max_bytes))
 
@@ -215,7 +215,7 @@ class Uploads:
                     request.body_bytes += len(chunk)
                     if not body:
                         body = chunk
-                    else:  # grows without a copy, unlike the sum of all pieces
+                    else:  # grows without copying, unlike concatenating all pieces
                         body = bytearray(body) if isinstance(body, bytes) else body
                         body += chunk
                     if not message.get("more_body", False):
@@ -232,10 +232,10 @@ class Uploads:
 
 
 def check_size(found: FileSize | None, settings: Settings) -> None:
-    """Reject an image that is too large according to its structure.
+    """Reject an image whose structure declares too large a size.
 
     Raises:
-        Failure: `invalid_image`, with the limit and the received size.
+        Failure: `invalid_image`, with the limit and the actual size.
     """
     if found is None or found.size_wh is None:
         return
@@ -248,14 +248,14 @@ def check_size(found: FileSize | None, settings: Settings) -> None:
 
 
 def read_form(body: bytes | bytearray, boundary: bytes, max_images: int) -> list[BatchImage]:
-    """Return the parts of a multipart body: 1 to `max_images` files, all of them called `file`.
+    """Return the parts of a multipart body: 1 to `max_images` files, all named `file`.
 
     Raises:
         Failure: the body is invalid.
     """
     delimiter = b"\r\n--" + boundary
     images, whole = list[BatchImage](), memoryview(body)
-    # A body that starts with a delimiter has no line break before it.
+    # If the body starts with a delimiter, no line break precedes it.
     at = -2 if body.startswith(delimiter[2:]) else _find(body, delimiter, 0)
     while not body.startswith(b"--", at := at + len(delimiter)):
         if not body.startswith(b"\r\n", at):
@@ -296,7 +296,7 @@ def _damaged(how: str) -> Failure:
 
 
 def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
-    """Return the kind of a request's body.
+    """Return the kind of body that a request has.
 
     Raises:
         Failure: the operation does not accept it.
@@ -335,7 +335,7 @@ async def _decode_batch(body: bytes | bytearray, max_images: int) -> BatchBody:
 
 
 async def _from_base64(given: _Image) -> memoryview | None:
-    """Return the image of a JSON string, decoded in pieces; None if it is no base64, or has escapes."""
+    """Decode an image from a JSON string in pieces; None if it is not base64 or contains escapes."""
     text, image = memoryview(given.image), bytearray()
     if bytes(text[:1]) != b'"':
         return None
@@ -352,7 +352,7 @@ async def _from_base64(given: _Image) -> memoryview | None:
 
 
 async def _count_quotes(body: bytes | bytearray, max_quotes: int) -> None:
-    """Reject JSON with many values, which take time and memory."""
+    """Reject JSON with too many values, which would cost time and memory."""
     quotes = 0
     for at in range(0, len(body), 8 * PIECE_BYTES):
         quotes += body.count(b'"', at, at + 8 * PIECE_BYTES)

@@ -1,1 +1,1 @@
-"""The v2 protocol (Open Inference Protocol) with checks: nothing reaches Triton that can end or block it."""
+"""The v2 protocol (Open Inference Protocol), checked so that no request can crash or block Triton."""

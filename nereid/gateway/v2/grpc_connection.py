@@ -1,4 +1,4 @@
-"""One HTTP/2 connection with gRPC calls, within the limits of its holder. h2 parses, this module counts."""
+"""One HTTP/2 connection with gRPC calls, within its holder's limits. h2 parses; this module counts."""
 
 import asyncio
 import random
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 # Source: RFC 9113, sections 3.4 and 6.
 PREFACE_BYTES, HEAD_BYTES = 24, 9
 DATA, HEADERS, CONTINUATION, END_HEADERS = 0, 1, 9, 4
-# Shorter frames of a message, and shorter pieces of any frame, cost more than they carry.
+# Message frames and received pieces shorter than this cost more than they carry.
 MIN_DATA_BYTES, MIN_PIECE_BYTES = 1024, 64
-# Encoded headers of one call; decoded ones have a limit of their own.
+# Maximum encoded headers of one call; decoded headers have a separate limit.
 MAX_BLOCK_BYTES = 2**15
 MAX_STREAMS = 256
 MAX_HEADER_BYTES = 2**14
-# A message of the size of a stream's window arrives without waiting for more.
+# A message that fits into a stream's window arrives without waiting for a window update.
 STREAM_WINDOW, CONNECTION_WINDOW = 2**18, 2**22
 
-# h2 makes the text of each frame for its log, also without one: 40 µs for the hexadecimal digits of 80 kB.
+# h2 formats every frame for its log even if logging is off: 40 µs for the hexadecimal digits of 80 kB.
 DataFrame._body_repr = lambda frame: ""  # type: ignore[method-assign, assignment]
 
 
 class HeadersTooLong(Exception):
-    """The headers of one call are longer than allowed."""
+    """The headers of one call exceed the limit."""
 
 
 class FrameCosts:
-    """Follow the frames of one connection; `has_partial_headers` says whether headers are still arriving."""
+    """Track the frames of one connection; `has_partial_headers` says whether headers are still arriving."""
 
     __slots__ = ("_block_bytes", "_head", "_skipped", "has_partial_headers")
 
@@ -60,10 +60,10 @@ class FrameCosts:
         self.has_partial_headers = False
 
     def count(self, data: bytes) -> float:
-        """Return the cost of received bytes: 1 for each frame, less for messages in pieces of a usual size.
+        """Return the cost of received bytes: 1 per frame, less for messages in pieces of a normal size.
 
         Raises:
-            HeadersTooLong: headers are longer than allowed.
+            HeadersTooLong: a call's headers exceed the limit.
         """
         cost, at, end = max(0.0, 1 - len(data) / MIN_PIECE_BYTES), self._skipped, len(data)
         while at < end:
@@ -88,9 +88,9 @@ class FrameCosts:
 
 
 class Http2(H2Connection):
-    """HTTP/2 for as many calls as there are, also after the client has announced its end."""
+    """HTTP/2 for any number of calls, even after the client has announced the end of the connection."""
 
-    # Those whose messages may still be on their way after an early answer.
+    # Streams whose messages may still be arriving after an early answer.
     MAX_CLOSED_STREAMS = 8 * MAX_STREAMS
 
     def __init__(self) -> None:
@@ -113,16 +113,16 @@ class Http2(H2Connection):
         )
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
-        # h2 would close the connection here, and calls in flight would have no answer.
+        # h2 would close the connection here, leaving calls in flight unanswered.
         return [], [ConnectionTerminated()]
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Limits of one holder. Rates are per second; a burst is what may come in one moment.
+    """Limits of one holder. Rates are per second; a burst is what may arrive at once.
 
-    `frames` counts frames that carry little, `resets` calls that the client has cancelled, and `begins` calls
-    that need no key or show no valid one.
+    `frames` counts frames that carry little, `resets` calls cancelled by the client, and `begins` calls that
+    need no key or present no valid one.
     """
 
     connections: int
@@ -148,16 +148,16 @@ PEER = Allowance(
 KEY = replace(
     PEER, connections=256, calls=1024, frames=20_000, frames_per_s=2000, resets=1000, resets_per_s=200
 )
-# Names that are remembered although they hold nothing.
+# Maximum names remembered; beyond that, those that hold nothing are dropped.
 MAX_IDLE = 4096
 
 
 class Tokens:
-    """A budget that refills with time.
+    """A budget that refills over time.
 
     Args:
-        burst: the most that it holds, and what it begins with.
-        rate_per_s: what it gains each second.
+        burst: its capacity and initial amount.
+        rate_per_s: amount gained per second.
         clock: monotonic time in seconds.
     """
 
@@ -168,7 +168,7 @@ class Tokens:
         self._left, self._at_s = float(burst), clock()
 
     def take(self, amount: float) -> bool:
-        """Take an amount; return whether there was enough."""
+        """Take an amount and return whether there was enough."""
         now_s = self._clock()
         self.give((now_s - self._at_s) * self._rate_per_s)
         self._at_s = now_s
@@ -184,7 +184,7 @@ class Tokens:
 
 @dataclass(eq=False, slots=True)
 class ClientUsage:
-    """What one address or key holds: its connections, the oldest first, its open calls, and its budgets."""
+    """What one address or key holds: its connections, oldest first, its open calls and its budgets."""
 
     allowance: Allowance
     frames: Tokens
@@ -206,7 +206,7 @@ class ClientUsages:
         self._known: dict[tuple[str, Allowance], ClientUsage] = {}
 
     def find(self, name: str, allowance: Allowance) -> ClientUsage:
-        """Return the holder with a name and an allowance, which may be new."""
+        """Return the holder with the given name and allowance, creating it if necessary."""
         place = name, allowance
         if holder := self._known.get(place):
             return holder
@@ -222,23 +222,23 @@ class ClientUsages:
         return holder
 
 
-# Bytes of a connection without a key cost as much as a frame.
+# This many bytes on a connection without a key cost as much as one frame.
 BYTES_PER_FRAME = 4096
-# h2 keeps a frame until it is complete. Before a valid key, frames have the smallest size that HTTP/2 allows.
+# h2 buffers a frame until it is complete. Until a valid key is seen, frames are limited to HTTP/2's minimum.
 KEY_FRAME_BYTES = 2**18
-# What a connection may send before its address pays, so that a key is heard from any address.
+# What a connection may send before its address is charged, so that a key can be presented from any address.
 FREE_FRAMES = 64
-# Each frame takes up to 0.3 ms: of more, a piece is parsed in one turn of the loop.
+# Each frame takes up to 0.3 ms; if there are more, one piece is parsed per event loop iteration.
 MAX_FRAMES_AT_ONCE, PIECE_BYTES = 16, 512
-# After a piece of this size other connections have their turn; uvloop would read 32 of them first.
+# After a piece of this size, let other connections run; uvloop would read 32 of them first.
 TURN_BYTES = 2**15
-# What each answered call of a key returns: its headers, its message, windows and pings.
+# Frames credited for each answered call of a key: its headers, message, window updates and pings.
 FRAMES_PER_CALL = 20
-# Answers to a client that does not read them, such as to its pings.
+# Maximum unread answers, such as to pings, for a client that does not read.
 MAX_UNREAD_BYTES = 2**20
-# A connection ends after this time ± 10 %; calls in flight then get `GRACE_S`.
+# A connection ends after this time ± 10 %; calls in flight then have `GRACE_S` to finish.
 MAX_CONNECTION_S, GRACE_S = 600.0, 60.0
-# Seconds for a client to read why its connection ends.
+# Seconds for a client to read why its connection is closing.
 LINGER_S = 0.5
 _LAST_STREAM = 2**31 - 1
 _DRAINED = b"draining"
@@ -247,10 +247,10 @@ HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
 class GrpcConnection(asyncio.Protocol):
-    """Serves the calls of one connection; over budget, it sends GOAWAY and finishes only calls in progress.
+    """Serves the calls of one connection; when over budget, sends GOAWAY and finishes only calls in progress.
 
     Args:
-        front: begins the calls.
+        front: starts the calls.
     """
 
     def __init__(self, front: "GrpcFront") -> None:
@@ -266,7 +266,7 @@ class GrpcConnection(asyncio.Protocol):
         self._end_s = self._began_s + MAX_CONNECTION_S * random.uniform(0.9, 1.1)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the settings, if there is room for this connection."""
+        """Send the settings if there is room for this connection."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer = peer_of(transport.get_extra_info("peername"))
         self.holder = self._front.holders.find(self.peer, PEER)
@@ -293,7 +293,7 @@ class GrpcConnection(asyncio.Protocol):
         self._unsent.clear()
 
     def identify(self, holder: ClientUsage) -> None:
-        """Count this connection as one of a key, and allow it larger frames."""
+        """Count this connection towards a key, and allow it larger frames."""
         if self.is_identified:
             return
         self.is_identified = True
@@ -304,11 +304,11 @@ class GrpcConnection(asyncio.Protocol):
             self.close_over_limit("too many connections of a key")
             return
         self._http2.update_settings({SettingCodes.MAX_FRAME_SIZE: KEY_FRAME_BYTES})
-        # At once: grpc may send such frames before it acknowledges the setting.
+        # Applied immediately, because grpc may send such frames before it acknowledges the setting.
         self._http2.max_inbound_frame_size = KEY_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
-        """Count the frames, and let h2 parse them; many of them in pieces, with other work in between."""
+        """Count the frames and let h2 parse them; if there are many, in pieces with other work in between."""
         if self._is_deaf:
             return
         self._last_s = self._loop.time()
@@ -351,7 +351,7 @@ class GrpcConnection(asyncio.Protocol):
     def _parse(self, data: bytes) -> None:
         try:
             events = self._http2.receive_data(data)
-        except ProtocolError:  # h2 has its answer, and sends nothing else
+        except ProtocolError:  # h2 has queued its reply and sends nothing else
             self._end(keeps_calls=False)
             return
         for event in events:
@@ -373,7 +373,7 @@ class GrpcConnection(asyncio.Protocol):
             case RequestReceived():
                 if not self._is_leaving:
                     self._front.begin(self, event.stream_id, cast(Any, event.headers))
-                elif self._is_open(event.stream_id):  # began after the end of the connection was announced
+                elif self._is_open(event.stream_id):  # started after the end of the connection was announced
                     self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
             case StreamEnded():
                 if call := self.calls.get(event.stream_id):
@@ -381,7 +381,7 @@ class GrpcConnection(asyncio.Protocol):
             case StreamReset():
                 self._on_reset(event.stream_id)
             case WindowUpdated() | RemoteSettingsChanged():
-                self._has_settings = True  # a client's first frame has them
+                self._has_settings = True  # a client's first frame contains them
                 self._flush()
             case PingAckReceived() if event.ping_data == _DRAINED:
                 self._is_leaving = True
@@ -400,7 +400,7 @@ class GrpcConnection(asyncio.Protocol):
     def respond(
         self, stream: int, call: "GrpcCall | None", trailers: Headers, message: bytes | None = None
     ) -> None:
-        """Send the answer to a call; without a message, the headers given are all of it."""
+        """Send the answer to a call; without a message, it consists only of the given headers."""
         if not self._is_open(stream):
             self._forget(stream)
             if call:
@@ -426,7 +426,7 @@ class GrpcConnection(asyncio.Protocol):
         self._close_if_done()
 
     def _flush_stream(self, stream: int) -> None:
-        """Send what the client's windows allow of an answer."""
+        """Send as much of an answer as the client's windows allow."""
         left, trailers = self._unsent[stream]
         if not self._is_open(stream):
             self._forget(stream)
@@ -452,23 +452,23 @@ class GrpcConnection(asyncio.Protocol):
             self.holder.frames.give(FRAMES_PER_CALL)
 
     def _stop_receiving(self, stream: int) -> None:
-        """Tell the client to send no more of a message whose answer it has."""
+        """Tell the client to stop sending a message that has already been answered."""
         if self._is_open(stream):
             self._http2.reset_stream(stream, ErrorCodes.NO_ERROR)
 
     def _is_open(self, stream: int) -> bool:
-        """Return whether a stream can be written; the client may have reset it in the same piece."""
+        """Return whether a stream is writable; the client may have reset it in the same piece."""
         found = self._http2.streams.get(stream)
         return found is not None and not found.closed and not self._transport.is_closing()
 
     def widen(self, stream: int, size: int) -> None:
-        """Let a message of this size arrive without waiting for windows, up to that of the connection."""
+        """Let a message of this size, up to the connection's window, arrive without window updates."""
         if size > STREAM_WINDOW and self._is_open(stream):
             more = min(size, CONNECTION_WINDOW) - STREAM_WINDOW
             self._http2.increment_flow_control_window(more, stream)
 
     def abandon(self, stream: int) -> None:
-        """End a call whose answer the client does not take."""
+        """End a call whose answer the client does not read."""
         if self._is_open(stream):
             self._http2.reset_stream(stream, ErrorCodes.CANCEL)
         self._forget(stream)
@@ -481,11 +481,11 @@ class GrpcConnection(asyncio.Protocol):
             call.cancel()
 
     def pause_writing(self) -> None:
-        """Send no more answers; the client does not read."""
+        """Stop sending answers, because the client is not reading."""
         self._is_paused, self._paused_s = True, self._loop.time()
 
     def resume_writing(self) -> None:
-        """Send the answers that wait."""
+        """Send the pending answers."""
         self._is_paused, self._paused_s = False, 0.0
         self._flush()
         self._write()
@@ -502,11 +502,11 @@ class GrpcConnection(asyncio.Protocol):
 
     @property
     def gives_way(self) -> bool:
-        """Whether it may end for another connection."""
+        """Whether this connection may be closed to make room for another."""
         return not (self.is_identified or self._is_deaf)
 
     def close_over_limit(self, reason: str) -> None:
-        """End the connection of a client over its budget, after the authenticated calls in progress."""
+        """End the connection of a client over its budget, after authenticated calls in progress finish."""
         if self._is_deaf:
             return
         self._write()
@@ -514,7 +514,7 @@ class GrpcConnection(asyncio.Protocol):
         self._end()
 
     def _end(self, keeps_calls: bool = True) -> None:
-        """Read no more; close after authenticated calls in progress are answered and the reason is sent."""
+        """Stop reading; close once authenticated calls in progress are answered and the reason is sent."""
         self._write()
         self._is_deaf = self._is_leaving = True
         self._end_s = min(self._end_s, self._loop.time())
@@ -527,7 +527,7 @@ class GrpcConnection(asyncio.Protocol):
         self._close_if_done()
 
     def check(self, now_s: float) -> None:
-        """End the connection if a time limit is over."""
+        """End the connection if a time limit has expired."""
         is_late = not self._has_settings and now_s > self._began_s + HEAD_S
         is_late |= bool(self._block_s) and now_s > self._block_s + HEAD_S
         is_late |= bool(self._paused_s) and now_s > self._paused_s + GRACE_S
@@ -538,11 +538,11 @@ class GrpcConnection(asyncio.Protocol):
             self.drain()
 
     def abort(self) -> None:
-        """Close the connection without a word."""
+        """Close the connection without sending anything."""
         self._transport.abort()
 
     def _go_away(self, last: int, code: ErrorCodes = ErrorCodes.NO_ERROR, reason: bytes = b"") -> None:
-        # Not through h2, which would send nothing afterwards.
+        # Bypass h2, which would send nothing afterwards.
         frame = GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=reason)
         self._transport.write(frame.serialize())
 
@@ -553,7 +553,7 @@ class GrpcConnection(asyncio.Protocol):
     def _close_if_done(self) -> None:
         if self._is_leaving and not self.calls:
             self._write()
-            if self._is_deaf:  # an immediate end could lose what was written
+            if self._is_deaf:  # closing immediately could lose what was written
                 self._loop.call_later(LINGER_S, self.abort)
             else:
                 self._is_deaf, self._end_s = True, self._loop.time()

@@ -42,7 +42,7 @@ from nereid.gateway.v2.grpc_connection import (
 from nereid.gateway.v2.message import parse, read_request, to_message
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-# Requests that only read. All have at most a model's name and version.
+# Read-only requests. They contain at most a model's name and version.
 READ: dict[str, type[Message]] = {
     "ServerLive": v2.ServerLiveRequest,
     "ServerReady": v2.ServerReadyRequest,
@@ -53,19 +53,19 @@ READ: dict[str, type[Message]] = {
     "ModelConfig": v2.ModelConfigRequest,
     "ModelStatistics": v2.ModelStatisticsRequest,
 }
-# Messages HealthCheckResponse with the status NOT_SERVING and SERVING. Source: grpc/health/v1/health.proto.
+# HealthCheckResponse messages for NOT_SERVING and SERVING. Source: grpc/health/v1/health.proto.
 _SERVING = (b"\x08\x02", b"\x08\x01")
-# Path below that of a model.
+# Path relative to the model's path.
 _PARTS = {"ModelReady": "/ready", "ModelConfig": "/config", "ModelStatistics": "/stats"}
 
 
 async def read(gateway: Gateway, name: str, given: Any) -> bytes:
-    """Return the response to a request that only reads, as an encoded message.
+    """Return the response to a read-only request as an encoded message.
 
     Args:
-        gateway: the way to Triton.
+        gateway: provides access to Triton.
         name: name of the method, a key of `READ`.
-        given: the message of the request.
+        given: the request message.
 
     Raises:
         Failure: Triton rejected or failed the request.
@@ -93,7 +93,7 @@ async def read(gateway: Gateway, name: str, given: Any) -> bytes:
 
 
 def _path(name: str, given: Any) -> str:
-    """Return Triton's path.
+    """Return Triton's path for a request.
 
     Raises:
         Failure: no model can have that name or version.
@@ -109,14 +109,14 @@ def _path(name: str, given: Any) -> str:
     return inference.checked_path(given.name, given.version) + _PARTS.get(name, "")
 
 
-# Before each message: whether it is compressed, and its length. Source: grpc/doc/PROTOCOL-HTTP2.md.
+# Each message's prefix: a compression flag and the length. Source: grpc/doc/PROTOCOL-HTTP2.md.
 PREFIX_BYTES = 5
-# The characters of a message that need no escape.
+# Characters of a status message that need no escaping.
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 def trailers(status: GrpcStatus, message: str = "", more: Headers | None = None) -> Headers:
-    """Return the trailers with the outcome of a call."""
+    """Return the trailers with a call's outcome."""
     found = [(b"grpc-status", b"%d" % status), *(more or ())]
     return [*found, (b"grpc-message", quote(message, _PRINTABLE).encode())] if message else found
 
@@ -131,13 +131,13 @@ class GrpcCall:
         gateway: limits and metrics.
         connection, stream: where the call came from.
         request: its headers and context.
-        holder: whose call it is.
+        holder: the client that the call is counted against.
 
     Attributes:
         is_identified: whether the call needs a key and shows one, or needs none of those that others need.
-        is_complete: whether the whole message is here.
+        is_complete: whether the whole message has arrived.
         headers: headers for a route.
-        timeout_s: time limit from the arrival of the headers.
+        timeout_s: time limit in seconds, measured from the arrival of the headers.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class GrpcCall:
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, front: "GrpcFront", timeout_s: float, max_bytes: int) -> None:
-        """Receive the message within a time and size."""
+        """Start receiving the message, within a time and size limit."""
         self._front, self.timeout_s, self._max_bytes = front, timeout_s, max_bytes
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_late)
         self._connection.calls[self._stream] = self
@@ -171,11 +171,11 @@ class GrpcCall:
                 self._front.keyless_calls += change
 
     def receive(self, data: bytes | bytearray) -> None:
-        """Count and keep the next bytes of the message; too many end the call."""
+        """Count and store the next bytes of the message; end the call if there are too many."""
         try:
             self._gateway.uploads.buffers.take(self.request.key, len(data))
             self.request.body_bytes += len(data)
-            self._message += data  # no memory for bytes that may never come
+            self._message += data  # do not reserve memory for bytes that may never arrive
             if not self._length and len(self._message) >= PREFIX_BYTES:
                 self._read_prefix()
             if len(self._message) > (self._length or PREFIX_BYTES):
@@ -195,7 +195,7 @@ class GrpcCall:
         self._connection.widen(self._stream, self._length)
 
     def complete(self) -> None:
-        """Answer the call; its message has ended."""
+        """Answer the call, because its message is complete."""
         self._stop_timer()
         if not self._length or len(self._message) < self._length:
             self.fail(invalid_request("expected one message, got none"))
@@ -208,7 +208,7 @@ class GrpcCall:
         self.fail(Failure("body_timeout", f"the message did not arrive within {self.timeout_s:.3g} s"))
 
     def take_message(self) -> memoryview:
-        """Return the message, and release the call's reference to it."""
+        """Return the message and release the call's reference to it."""
         message, self._message = self._message, bytearray()
         return memoryview(message)[PREFIX_BYTES:]
 
@@ -216,7 +216,7 @@ class GrpcCall:
         """Send the answer; what the client's window does not allow yet counts as held by the caller.
 
         Raises:
-            Failure: the caller holds too much already.
+            Failure: the caller already holds too much.
         """
         if self._is_over:
             return
@@ -248,7 +248,7 @@ class GrpcCall:
             self._task.cancel()
 
     def finish(self) -> None:
-        """Release what the call holds, and record its outcome."""
+        """Release what the call holds and record its outcome."""
         if self._is_over:
             return
         self._is_over = True
@@ -274,9 +274,9 @@ SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
 INFER = "ModelInfer"
 OPEN = ("ServerLive", "ServerReady", HEALTH_CHECK)
 MAX_READ_BYTES = 4096
-# Framing of the tensors of an image of the largest size.
+# Allowance for the tensor framing of an image of the maximum size.
 MAX_FRAME_BYTES = 2**20
-# Connections in all; the oldest without a key gives way. Open calls that show no key, of all addresses.
+# Maximum connections (then the oldest without a key is closed), and open keyless calls of all addresses.
 MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128
 CHECK_S, STOP_POLL_S, ANSWER_S = 1.0, 0.02, 1.0
 # Seconds in one unit of the header `grpc-timeout`.
@@ -284,11 +284,11 @@ _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-
 
 
 class GrpcFront:
-    """Checks each call, and passes it to Triton over HTTP.
+    """Checks each call and passes it to Triton over HTTP.
 
     Args:
         gateway: settings, keys and limits.
-        keep_alive_s: seconds after which an unused connection is closed.
+        keep_alive_s: idle connection timeout, in seconds.
     """
 
     def __init__(self, gateway: Gateway, keep_alive_s: float) -> None:
@@ -298,7 +298,7 @@ class GrpcFront:
         self.keyless_calls = 0
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Listen on a socket; with a context, over TLS."""
+        """Listen on a socket, over TLS if a context is given."""
         protocol = partial(GrpcConnection, self)
         self._server: TlsListener | asyncio.Server
         if tls:
@@ -309,7 +309,7 @@ class GrpcFront:
         self._checking = asyncio.create_task(self._check())
 
     async def _check(self) -> None:
-        """End connections whose time is over."""
+        """End connections whose time limit has expired."""
         while True:
             await asyncio.sleep(CHECK_S)
             now_s = asyncio.get_running_loop().time()
@@ -317,14 +317,14 @@ class GrpcFront:
                 connection.check(now_s)
 
     async def stop(self, grace_s: float) -> None:
-        """Let calls in flight finish within a time, and close all connections."""
+        """Let calls in flight finish within a time limit, then close all connections."""
         self._server.close()
         for connection in [*self.connections]:
             connection.drain()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (elapsed_s := loop.time() - began_s) < grace_s:
-            # An idle client may have sent a call before it knew, or never answer.
+            # An idle client may have sent a call before it knew, or may never respond.
             if not any(each.calls or elapsed_s < ANSWER_S for each in self.connections):
                 break
             await asyncio.sleep(STOP_POLL_S)
@@ -333,7 +333,7 @@ class GrpcFront:
             connection.abort()
 
     def admits(self, connection: GrpcConnection) -> bool:
-        """Return whether there is room for a connection; the oldest without a key gives way."""
+        """Return whether there is room for a connection, closing the oldest without a key if necessary."""
         if len(self.connections) <= MAX_CONNECTIONS:
             return True
         if oldest := next((each for each in self.connections if each.gives_way), None):
@@ -341,7 +341,7 @@ class GrpcFront:
         return oldest is not connection and oldest is not None
 
     def begin(self, connection: GrpcConnection, stream: int, headers: Headers) -> None:
-        """Begin a call, or reject it before its message is received."""
+        """Start a call, or reject it before its message is received."""
         request = GatewayRequest({"method": "gRPC", "headers": headers}, _nothing, self._tracer)
         fields = request.headers
         name = request.scope["path"] = fields.get(b":path", b"").decode("latin-1").removeprefix(SERVICE)
@@ -365,7 +365,7 @@ class GrpcFront:
                 call.fail(failure)
 
     def _identify(self, call: GrpcCall, connection: GrpcConnection) -> Failure | None:
-        """Find the key of a call; return what is wrong with it."""
+        """Find a call's key; return what is wrong with it, if anything."""
         request, gateway = call.request, self._gateway
         need: Need = "open" if request.endpoint in OPEN else "infer"
         try:
@@ -380,15 +380,15 @@ class GrpcFront:
         return None
 
     def _admit(self, call: GrpcCall) -> None:
-        """Let a call send its message.
+        """Allow a call to send its message.
 
         Raises:
-            Failure: the call is invalid, or over a limit.
+            Failure: the call is invalid or over a limit.
         """
         gateway, settings, request = self._gateway, self._gateway.settings, call.request
         fields = request.headers
         encoding = fields.get(b"grpc-encoding", b"identity")
-        if encoding != b"identity":  # unpacking has no limit of its own
+        if encoding != b"identity":  # decompression has no limit of its own
             expected = "expected a message without compression"
             raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32].decode('latin-1')!r}")
         is_full = call.holder.calls >= call.holder.allowance.calls
@@ -432,7 +432,7 @@ class GrpcFront:
 
 
 def timeout_of(value: bytes | None) -> float:
-    """Return the seconds that a caller waits, from the value of `grpc-timeout`.
+    """Return how many seconds a caller waits, given the value of `grpc-timeout`.
 
     Raises:
         Failure: the value is invalid.

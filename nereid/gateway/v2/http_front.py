@@ -15,12 +15,12 @@ from nereid.gateway.inference import LENGTH
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2.inference_body import check_body_apart
 
-# zlib's value for gzip and zlib, told apart by their heads.
+# zlib's value for detecting gzip or zlib by header.
 _ANY_WINDOW = 47
 
 
 async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Check an inference request, and let Triton run it."""
+    """Check an inference request and have Triton run it."""
     settings = gateway.settings
     left_s = request.start_timeout(settings.max_timeout_s, settings.max_timeout_s)
     path, headers = _path(request), request.forwarded()
@@ -44,14 +44,14 @@ async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     what = f"/{values['what']}" if "what" in values else ""
     response = await inference.read(gateway, path + what)
     if response.status != 200:
-        if not response.body:  # such as readiness
+        if not response.body:  # for example readiness
             return GatewayResponse(b"", JSON, response.status)
         raise inference.failure_of(response)
     return GatewayResponse(response.body, response.headers.get(b"content-type", JSON))
 
 
 def _path(request: GatewayRequest) -> str:
-    """Return Triton's path of the model, with its version if the request has one."""
+    """Return Triton's path for the model, including the version if the request has one."""
     found = request.scope["path_params"]
     return inference.checked_path(found["model"], found.get("version", ""))
 
@@ -66,7 +66,7 @@ def _json_bytes(request: GatewayRequest) -> int | None:
 
 
 async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview) -> memoryview:
-    """Return the body without compression; one body at a time is unpacked, and keys take turns.
+    """Return the decompressed body; bodies are unpacked one at a time, scheduled fairly between keys.
 
     Raises:
         Failure: the encoding is unknown, or the body is damaged, too large or late.
@@ -94,7 +94,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
 
 
 def unpack(body: bytes | memoryview, max_bytes: int) -> bytes:
-    """Return a gzip or zlib body without its compression; unpacking stops at the limit.
+    """Decompress a gzip or zlib body, stopping at the limit.
 
     Raises:
         Failure: the body is damaged or too large.
@@ -125,7 +125,7 @@ def find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
     """Return the operation for a path, and the values in the path.
 
     Raises:
-        Failure: there is no such operation here.
+        Failure: there is no such operation.
     """
     if not (found := _PATH.fullmatch(path)):
         raise Failure("not_found", f"{path[:128]!r}: a gateway has health, metadata and inference only")

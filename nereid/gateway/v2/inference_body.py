@@ -1,7 +1,7 @@
 """An inference request as Triton receives it over HTTP: checked JSON, then the binary data of its inputs.
 
-Triton receives JSON that is written again from the checked values, and nothing that was not checked. Each
-check protects Triton 24.10 from requests that end or block it; docs/security.md lists them.
+The JSON is re-encoded from the checked values, so nothing unchecked reaches Triton. Each check protects
+Triton 24.10 from requests that would crash or block it; docs/security.md lists them.
 Source: docs/protocol of triton-inference-server/server, "binary tensor data extension".
 """
 
@@ -21,7 +21,7 @@ from nereid.gateway.http.upload import check_size
 from nereid.gateway.settings import Settings
 from nereid.vision.imaging.formats.size import read_size, work_of
 
-# Bytes of an element. Source: docs/protocol/README.md of triton-inference-server/server; BYTES has no size.
+# Bytes per element; BYTES has no size. Source: docs/protocol/README.md of triton-inference-server/server.
 ELEMENT_BYTES = {
     **dict.fromkeys(("BOOL", "UINT8", "INT8"), 1),
     **dict.fromkeys(("UINT16", "INT16", "FP16", "BF16"), 2),
@@ -32,13 +32,13 @@ BYTES = "BYTES"
 MAX_TENSORS, MAX_PARAMETERS, MAX_DIMENSIONS = 64, 64, 16
 MAX_TEXT = 1024
 MAX_ELEMENTS = 2**31
-# Elements of type BYTES, such as words, and images of a batch. Each takes up to 1 µs of the event loop.
+# Maximum BYTES elements, such as words, and images per batch. Each costs up to 1 µs of event loop time.
 MAX_STRINGS, MAX_IMAGES = 8192, 64
 LENGTH_BYTES = 4
 # Bytes of a numeric tensor that cost about as much as a small photo.
 BYTES_PER_UNIT = 2**20
 _SHARED_MEMORY = "shared_memory_"
-# Parameters that Triton reads. Source: docs/protocol of triton-inference-server/server, the extensions
+# Parameters read by Triton. Source: docs/protocol of triton-inference-server/server, the extensions
 # classification, binary tensor data, schedule policy and sequence.
 _NUMBERS = frozenset({"classification", "priority", "timeout"})
 _SEQUENCE = "sequence_id"
@@ -57,17 +57,17 @@ def check_count(what: str, count: int, max_count: int) -> None:
 
 
 def check_text(what: str, text: str) -> None:
-    """Reject a long name or id.
+    """Reject a name or id that is too long.
 
     Raises:
-        Failure: it has more than `MAX_TEXT` characters, or a null character.
+        Failure: it has more than `MAX_TEXT` characters or contains a null character.
     """
     if len(text) > MAX_TEXT or "\0" in text:
         raise invalid_request(f"{what}: expected at most {MAX_TEXT} characters, and none of them null")
 
 
 def check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
-    """Reject wrong parameters, and shared memory: a caller could name regions of the server.
+    """Reject invalid parameters, and shared memory, because a caller could name the server's regions.
 
     Raises:
         Failure: a parameter is not allowed.
@@ -98,7 +98,7 @@ def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
     """Return the number of elements of an input.
 
     Raises:
-        Failure: the datatype is unknown, or the shape is not possible.
+        Failure: the datatype is unknown or the shape is impossible.
     """
     if datatype not in ELEMENT_BYTES and datatype != BYTES:
         raise invalid_request(
@@ -120,10 +120,10 @@ def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
 
 
 def check_elements(name: str, shape: Sequence[int], count: int, sent: int) -> None:
-    """Reject data that do not fit a shape.
+    """Reject data that does not match its shape.
 
     Raises:
-        Failure: the shape has `count` elements, but `sent` came.
+        Failure: the shape has `count` elements, but `sent` were received.
     """
     if count != sent:
         raise invalid_request(
@@ -134,12 +134,12 @@ def check_elements(name: str, shape: Sequence[int], count: int, sent: int) -> No
 def tensor_work(
     settings: Settings, name: str, datatype: str, shape: Sequence[int], data: memoryview
 ) -> list[int]:
-    """Check the binary data of an input; return the cost of each image, or of the whole tensor.
+    """Check an input's binary data, and return the cost of each image or of the whole tensor.
 
     Args:
-        settings: limits of images.
+        settings: image limits.
         name, datatype, shape: the input as declared.
-        data: its bytes; an element of type BYTES follows its length in four bytes.
+        data: its bytes; each BYTES element is preceded by its length in four bytes.
 
     Raises:
         Failure: data and shape disagree, or an image is too large.
@@ -157,7 +157,7 @@ def tensor_work(
 
 
 def elements_work(settings: Settings, name: str, elements: Sequence[memoryview]) -> list[int]:
-    """Return the cost of each image of an input `image`, or of another input of type BYTES.
+    """Return the cost of each image in the input `image`, or of another BYTES input.
 
     Raises:
         Failure: an image is too large.
@@ -173,7 +173,7 @@ def image_work(settings: Settings, image: memoryview) -> int:
     """Return the cost of an encoded image in units of a small photo.
 
     Raises:
-        Failure: it is too large.
+        Failure: the image is too large.
     """
     size = read_size(image)
     check_size(size, settings)
@@ -181,7 +181,7 @@ def image_work(settings: Settings, image: memoryview) -> int:
 
 
 def _split(name: str, shape: Sequence[int], count: int, data: memoryview) -> list[memoryview]:
-    """Return the elements of a BYTES tensor; each follows its length."""
+    """Return the elements of a BYTES tensor; each is preceded by its length."""
     elements, at = list[memoryview](), 0
     for _ in range(count):
         begin = at + LENGTH_BYTES
@@ -197,14 +197,14 @@ def _split(name: str, shape: Sequence[int], count: int, data: memoryview) -> lis
 
 
 def check_classification(metadata: Any, outputs: Sequence[str]) -> None:
-    """Reject classes of outputs that are not numeric, or that may be empty: Triton 24.10 ends.
+    """Reject classification of outputs that are not numeric or may be empty, which crashes Triton 24.10.
 
     Args:
         metadata: the model's metadata, with `outputs` that have `name`, `datatype` and `shape`.
-        outputs: the outputs whose classes are wanted.
+        outputs: the outputs whose classes are requested.
 
     Raises:
-        Failure: an output is unknown, of type BYTES, or of variable length, such as lines of text.
+        Failure: an output is unknown, has type BYTES, or has variable length, such as lines of text.
     """
     described = {each["name"]: each for each in metadata.get("outputs", ())}
     for name in outputs:
@@ -224,12 +224,12 @@ def _listed(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape[:MAX_DIMENSIONS]))}{',…' if len(shape) > MAX_DIMENSIONS else ''}]"
 
 
-# A JSON tensor of one network input, [3,224,224], has about 2 MB.
+# A JSON tensor for one network input, [3,224,224], takes about 2 MB.
 MAX_JSON_BYTES = 8 * 2**20
-# Strings cost more to read: texts, never images.
+# Strings cost more to parse; they are texts, never images.
 MAX_STRINGS_BYTES, MAX_QUOTES = 2**20, 4 * MAX_STRINGS
 BINARY_SIZE, CLASSIFICATION = "binary_data_size", "classification"
-# More JSON takes milliseconds, so it is checked in a thread, in pieces that Python's lock does not hold long.
+# Larger JSON takes milliseconds, so a thread checks it, in pieces that do not hold Python's lock for long.
 APART_BYTES = PIECE_BYTES = 2**16
 _INTEGERS = {f"INT{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
     f"UINT{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)
@@ -248,7 +248,7 @@ Value = bool | Integer | float | str
 
 
 class Input(msgspec.Struct, omit_defaults=True):
-    """An input tensor; its data are JSON, or follow the JSON."""
+    """An input tensor; its data is in the JSON or follows it."""
 
     name: str
     shape: list[Integer]
@@ -279,9 +279,9 @@ class CheckedBody:
 
     Attributes:
         parts: the body.
-        json_bytes: length of its JSON; None if nothing follows.
-        work: cost of each image, or of each other tensor.
-        classified: outputs whose classes are wanted.
+        json_bytes: length of its JSON; None if nothing follows it.
+        work: cost of each image or other tensor.
+        classified: outputs whose classes are requested.
     """
 
     parts: Sequence[bytes | memoryview]
@@ -293,7 +293,7 @@ class CheckedBody:
 async def check_body_apart(
     settings: Settings, body: bytes | memoryview, json_bytes: int | None
 ) -> CheckedBody:
-    """Check the body of a request as `check_body` does, without delaying other requests."""
+    """Check a request body as `check_body` does, without delaying other requests."""
     if (len(body) if json_bytes is None else json_bytes) <= APART_BYTES:
         return check_body(settings, body, json_bytes)
     return await asyncio.to_thread(check_body, settings, body, json_bytes)
@@ -303,9 +303,9 @@ def check_body(settings: Settings, body: bytes | memoryview, json_bytes: int | N
     """Check the body of a request.
 
     Args:
-        settings: limits of images.
+        settings: image limits.
         body: the body as received.
-        json_bytes: length of its JSON as declared; 0 if the body is the only input, None if all is JSON.
+        json_bytes: declared length of its JSON; 0 if the body is the only input, None if all of it is JSON.
 
     Raises:
         Failure: the request is invalid.
@@ -344,9 +344,9 @@ def check(settings: Settings, inference: Inference, data: Sequence[memoryview | 
     """Check a request.
 
     Args:
-        settings: limits of images.
+        settings: image limits.
         inference: the request.
-        data: binary data of each input; None if the data are JSON.
+        data: binary data of each input; None if the data is JSON.
 
     Raises:
         Failure: the request is invalid.
@@ -389,7 +389,7 @@ def _read(text: bytes) -> Inference:
 def _check_json_data(given: Input) -> None:
     """Check the number of elements in JSON, and that each one fits the datatype.
 
-    Between two elements of nested lists is exactly one comma, unless a list is empty.
+    Exactly one comma separates two elements of nested lists, unless a list is empty.
     """
     name, shape, data = given.name, given.shape, bytes(given.data)
     count = element_count(name, given.datatype, shape)
@@ -415,7 +415,7 @@ def _without(unwanted: bytes, data: bytes) -> bytes:
 
 
 def _check_numbers(name: str, datatype: str, values: bytes) -> None:
-    """Check numbers with commas between them; Triton answers wrong ones as its own fault, or changes them."""
+    """Check comma-separated numbers; Triton reports wrong ones as its own fault, or alters them."""
     decoder: msgspec.json.Decoder[Any] = _OF_INTEGERS if datatype in _INTEGERS else _OF_NUMBERS
     low, high = _LIMITS.get(datatype, (-math.inf, math.inf))
     expected = f"numbers from {low:g} to {high:g}" if datatype in _LIMITS else "finite numbers"

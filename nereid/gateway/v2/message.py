@@ -1,6 +1,6 @@
-"""An inference over gRPC as the same inference over HTTP, so that both have the same checks.
+"""Conversion of gRPC inferences to HTTP, so that both go through the same checks.
 
-The way through Triton's HTTP port is also the faster one: asyncio's gRPC client costs more than HTTP.
+Going through Triton's HTTP port is also faster, because the asyncio gRPC client costs more than HTTP.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from nereid.gateway.v2.inference_body import (
     check_count,
 )
 
-# perf_analyzer sends it with every request. It is for streams, and Triton's HTTP port rejects it.
+# perf_analyzer sends it with every request. It applies to streams, and Triton's HTTP port rejects it.
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-# The field of InferTensorContents, and NumPy's type, for each datatype. Source: grpc_service.proto.
+# The InferTensorContents field and NumPy dtype for each datatype. Source: grpc_service.proto.
 CONTENTS = {
     "BOOL": ("bool_contents", "?"),
     "INT8": ("int_contents", "i1"),
@@ -49,14 +49,14 @@ CONTENTS = {
 }
 
 
-# Numbers of the fields of ModelInferRequest, of its inputs and of their contents. Source: grpc_service.proto.
+# Field numbers of ModelInferRequest, its inputs and their contents. Source: grpc_service.proto.
 _INPUTS, _RAW, _CONTENTS, _BYTES = 5, 7, 5, 8
 _NUMBER_BYTES = {6: 4, 7: 8}
-# By wire type; those of groups do not occur.
+# By wire type; group wire types do not occur.
 _FIXED_BYTES = {1: 8, 5: 4}
-# Fields of a request, such as tensors; fields of an input, such as texts; numbers in typed contents.
+# Maximum fields of a request, such as tensors; fields of an input, such as texts; numbers in typed contents.
 MAX_FIELDS, MAX_TEXTS, MAX_NUMBERS = 512, 2 * MAX_STRINGS, 2**21
-# Longer inputs are parsed in a thread, in pieces that Python's lock does not hold long.
+# Longer inputs are parsed in a thread, in pieces that do not hold Python's lock for long.
 PIECE = 2**13
 
 
@@ -76,10 +76,10 @@ class _Answer(msgspec.Struct):
 
 
 async def read_request(settings: Settings, message: memoryview) -> tuple[str, str, CheckedBody]:
-    """Parse and check a request, without delaying others; raw contents are not copied.
+    """Parse and check a request without delaying others; raw contents are not copied.
 
     Returns:
-        The name of the model, Triton's path of it, and what may be sent there.
+        The name of the model, Triton's path for it, and the request that may be sent there.
 
     Raises:
         Failure: the request is invalid.
@@ -108,15 +108,15 @@ async def read_request(settings: Settings, message: memoryview) -> tuple[str, st
     try:
         return await asyncio.shield(parsing)
     finally:
-        if not parsing.done():  # the bytes of a cancelled call count until its thread has let go of them
+        if not parsing.done():  # a cancelled call's bytes count until its thread has released them
             await asyncio.wait([parsing])
 
 
 def _fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Yield number, encoding and content of each field. Source: protobuf.dev/programming-guides/encoding.
+    """Yield each field's number, encoding and content. Source: protobuf.dev/programming-guides/encoding.
 
     Raises:
-        Failure: the message has too many fields, each of which costs time, or is damaged.
+        Failure: the message is damaged or has too many fields, each of which costs time.
     """
     end = count = 0
     try:
@@ -139,7 +139,7 @@ def _fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, memoryv
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number, and where it ends."""
+    """Return a number and the offset where it ends."""
     number = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -151,7 +151,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _count(encoded: memoryview) -> int:
-    """Return the most numbers that an encoded input can have, and its texts."""
+    """Return the maximum number of values that an encoded input can hold, including its texts."""
     if len(encoded) <= PIECE:
         return len(encoded)
     count = 0
@@ -162,17 +162,17 @@ def _count(encoded: memoryview) -> int:
 
 
 def _numbers(kind: int, values: memoryview) -> int:
-    """Return the most numbers that contents can have; integers of any length end with a byte below 0x80."""
+    """Return how many numbers contents can hold at most; a varint's last byte is below 0x80."""
     if size := _NUMBER_BYTES.get(kind):
         return 1 + len(values) // size
     return 1 + int(np.count_nonzero(np.frombuffer(values, np.uint8) < 0x80))
 
 
 def parse(kind: type[Message], message: bytes | memoryview) -> Any:
-    """Return a message.
+    """Parse a message.
 
     Raises:
-        Failure: it is damaged.
+        Failure: the message is damaged.
     """
     try:
         return kind.FromString(message)
@@ -183,7 +183,7 @@ def parse(kind: type[Message], message: bytes | memoryview) -> Any:
 def check_message(
     settings: Settings, given: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]
 ) -> CheckedBody:
-    """Check a request with its raw contents.
+    """Check a request and its raw contents.
 
     Raises:
         Failure: the request is invalid.
@@ -205,7 +205,7 @@ def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
     """Return Triton's HTTP response as a message.
 
     Args:
-        body: JSON, and the binary data of the outputs.
+        body: JSON followed by the binary data of the outputs.
         json_bytes: length of the JSON.
     """
     answer = msgspec.json.decode(body[:json_bytes], type=_Answer)
@@ -254,7 +254,7 @@ def _typed_contents(given: Any) -> bytes:
     values = filled.get(field, ())
     if given.datatype == BYTES:
         return b"".join(struct.pack("<I", len(each)) + each for each in values)
-    try:  # in pieces, so that other threads get Python's lock
+    try:  # in pieces, so that other threads can acquire Python's lock
         pieces = range(0, len(values), PIECE)
         return b"".join([np.array(values[at : at + PIECE], dtype).tobytes() for at in pieces])
     except OverflowError as error:
