@@ -81,11 +81,7 @@ SCORES = {
 
 
 def convolutional(
-    tail: str = PLAIN,
-    seed: int = 1,
-    noise: float = 0.0,
-    shape: Dims = ("N", 3, SIDE, SIDE),
-    **metadata: str,
+    tail: str = PLAIN, seed: int = 1, noise: float = 0.0, shape: Dims = ("N", 3, SIDE, SIDE), **metadata: str
 ) -> onnx.ModelProto:
     """Build a small network of convolutions, a pooling and a Gemm, and the tail behind them.
 

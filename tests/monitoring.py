@@ -122,3 +122,8 @@ def scaling() -> list[Query]:
         Query(where, re.sub(r'\{(<<\.LabelMatchers>>|namespace="\w+")\}', "", query))
         for where, query in found.items()
     ]
+
+
+def asked(rate_interval: str = "1m") -> list[Query]:
+    """Return the queries of dashboards, autoscalers, judges of rollouts, and the table of questions."""
+    return [*shown(rate_interval), *scaling(), *judging(), *questions()]

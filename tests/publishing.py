@@ -16,18 +16,9 @@ from nereid.models.publish.examination import Gates
 from nereid.models.publish.publisher import Published, publish
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
+from tests import routes
 from tests.networks import Dims, constant, network, value
-from tests.routes import (
-    ALL_VERSIONS,
-    NETWORK,
-    adding,
-    document,
-    replace,
-    store_adding,
-    store_ensemble,
-    store_router,
-    variant,
-)
+from tests.routes import ALL_VERSIONS, NETWORK, document, store_adding, store_ensemble, store_router, variant
 
 NET, ROUTE = "net", "r"
 # Of the network that `classifier` builds.
@@ -67,7 +58,7 @@ def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
 
 
 def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
-    replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
+    routes.replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
 
 
 def record_of(server: EmbeddedServer) -> ServerRecord:
@@ -79,7 +70,7 @@ def record_of(server: EmbeddedServer) -> ServerRecord:
 
 def candidate(folder: Path, number: float) -> Path:
     path = folder / f"adds-{number:g}.onnx"
-    onnx.save(adding(number), path)
+    onnx.save(routes.adding(number), path)
     return path
 
 

@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid import (
-    AsyncClassifier,
-    AsyncDetector,
-    AsyncEmbedder,
-    AsyncReader,
-    Classifier,
-    Detector,
-    Embedder,
-    Reader,
-)
+import nereid
 from nereid.base.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.embedders import add_embedder, convolutional, embeddings, small
@@ -80,10 +71,11 @@ def check_vector(result: Any) -> None:
     np.testing.assert_allclose(found, embeddings(convolutional(), SMALL)[0], atol=1e-5)  # FP32
 
 
-CLASSIFY = Task("classify", "classify", (Classifier, AsyncClassifier), COFFEE.read_bytes(), check_classes)
-DETECT = Task("detect", "yolov8", (Detector, AsyncDetector), PHOTO, check_objects)
-READ = Task("read", "read_text", (Reader, AsyncReader), LABEL, check_lines)
-EMBED = Task("embed", "faces", (Embedder, AsyncEmbedder), SMALL, check_vector)
+CLASSIFIERS = nereid.Classifier, nereid.AsyncClassifier
+CLASSIFY = Task("classify", "classify", CLASSIFIERS, COFFEE.read_bytes(), check_classes)
+DETECT = Task("detect", "yolov8", (nereid.Detector, nereid.AsyncDetector), PHOTO, check_objects)
+READ = Task("read", "read_text", (nereid.Reader, nereid.AsyncReader), LABEL, check_lines)
+EMBED = Task("embed", "faces", (nereid.Embedder, nereid.AsyncEmbedder), SMALL, check_vector)
 TASKS = (CLASSIFY, DETECT, EMBED, READ)
 
 

@@ -16,19 +16,10 @@ from packaging.utils import canonicalize_name
 
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.server.embedded_server import STOP_TIMEOUT_S
+from tests import deployment
 from tests.commands import captured
 from tests.conftest import ROOT
-from tests.deployment import (
-    COMPOSE,
-    DOCUMENT,
-    NVIDIAS,
-    SERVICES,
-    SETTINGS,
-    SLIM,
-    command_line,
-    copies,
-    instructions,
-)
+from tests.deployment import COMPOSE, DOCUMENT, NVIDIAS, SERVICES, SLIM, command_line, instructions
 from tests.tables import cases
 
 DOCKERFILES = (NVIDIAS, SLIM)
@@ -185,7 +176,7 @@ def is_ignored(path: str) -> bool:
 
 
 def test_nothing_else_gets_into_an_image():
-    everything = {source for dockerfile in DOCKERFILES for source, _ in copies(dockerfile)}
+    everything = {source for dockerfile in DOCKERFILES for source, _ in deployment.copies(dockerfile)}
     allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.M)
 
     assert {*allowed} - {"deploy"} == everything - {"nereid/server/preflight.py"}
@@ -273,7 +264,7 @@ importlib.import_module("loadtest.locustfile")
 def test_every_variable_is_explained():
     read = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", COMPOSE.read_text()))
     explained = {}
-    for block in SETTINGS.read_text().strip().split("\n\n"):
+    for block in deployment.SETTINGS.read_text().strip().split("\n\n"):
         comment = [line for line in block.splitlines() if line.startswith("#")]
         for line in block.splitlines()[len(comment) :]:
             assert comment, f"{line} is not explained"

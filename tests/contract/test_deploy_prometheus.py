@@ -14,23 +14,10 @@ from nereid.gateway.failures import FAULTS, STATUS
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.v2 import grpc_front, http_front
 from nereid.server.command_line import ServerOptions
+from tests import monitoring
 from tests.commands import captured
 from tests.conftest import ROOT
-from tests.monitoring import (
-    PROMETHEUS,
-    Query,
-    alerting,
-    exported,
-    judging,
-    metrics_of,
-    panels,
-    questions,
-    read,
-    rules,
-    runbook_queries,
-    scaling,
-    shown,
-)
+from tests.monitoring import PROMETHEUS, Query, exported, metrics_of, panels, read, rules
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
@@ -39,7 +26,7 @@ needs_promtool = pytest.mark.skipif(
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 # Outcomes that are not the server's fault; see the comments in rules.yml.
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
-ASKED = [*shown(), *scaling(), *judging(), *alerting(), *runbook_queries(), *questions()]
+ASKED = [*monitoring.asked(), *monitoring.alerting(), *monitoring.runbook_queries()]
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
 METRICS_PORT = ServerOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
@@ -105,9 +92,8 @@ def test_queries_parse(tmp_path):
 
 def test_every_rule_is_tested():
     tests = read("prometheus/rules_test.yml")["tests"]
-    tested = {
-        name for test in tests for case in test["promql_expr_test"] for name in metrics_of(case["expr"])
-    }
+    expressions = [case["expr"] for test in tests for case in test["promql_expr_test"]]
+    tested = {name for each in expressions for name in metrics_of(each)}
 
     assert tested == set(rules())
 
@@ -115,9 +101,8 @@ def test_every_rule_is_tested():
 def test_queries_use_exported_or_recorded_metrics():
     known = exported() | set(rules())
 
-    assert {
-        query.where: used - known for query in ALL if (used := metrics_of(query.expression)) - known
-    } == {}
+    unknown = {query.where: metrics_of(query.expression) - known for query in ALL}
+    assert {where: names for where, names in unknown.items() if names} == {}
     assert [query.where for query in ALL if not metrics_of(query.expression)] == []
 
 

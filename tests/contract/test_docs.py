@@ -35,9 +35,8 @@ PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
 
 
 def test_commands_page_lists_every_command():
-    assert re.findall("^\\| `nereid (.*?)` \\|", (ROOT / "docs" / "commands.md").read_text(), re.M) == [
-        *COMMANDS
-    ]
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert re.findall("^\\| `nereid (.*?)` \\|", page, re.M) == [*COMMANDS]
 
 
 def test_metrics_page_is_what_the_code_exports():

@@ -87,12 +87,11 @@ def product_modules(root: Path) -> list[Path]:
 
 def test_rooms_are_few_and_modules_and_functions_small(root):
     rooms = [path.parent.name for path in (root / "nereid").glob("*/__init__.py")]
-    lines = {
-        path.relative_to(root).as_posix(): path.read_text().count("\n") for path in product_modules(root)
-    }
+    modules = product_modules(root)
+    lines = {path.relative_to(root).as_posix(): path.read_text().count("\n") for path in modules}
     bodies = {
         f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno - body_start(node) + 1
-        for path in product_modules(root)
+        for path in modules
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }

@@ -25,19 +25,7 @@ from nereid.base.assets import CHELSEA, REPOSITORY
 from nereid.cli.main import app
 from nereid.server.ports import free_ports
 from tests.deployment import running as run_program
-from tests.monitoring import (
-    PROMETHEUS,
-    Query,
-    alerts,
-    gpu_metrics,
-    judging,
-    metrics_of,
-    questions,
-    read,
-    rules,
-    scaling,
-    shown,
-)
+from tests.monitoring import PROMETHEUS, Query, alerts, asked, gpu_metrics, metrics_of, read, rules
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, gateway, serving
 from tools.metrics_page import families
@@ -62,7 +50,7 @@ ABSENT = gpu_metrics() | {
     series for each in families() if each.name.startswith(OTHERS) for series in each.series()
 }
 RECORDED = [name for name, expression in rules().items() if not metrics_of(expression) & ABSENT]
-ASKED = [*shown(RATE_INTERVAL), *scaling(), *judging(), *questions()]
+ASKED = asked(RATE_INTERVAL)
 QUERIES = [
     *(Query(name, name) for name in RECORDED),
     *(each for each in ASKED if not metrics_of(each.expression) & (ABSENT | ({*rules()} - {*RECORDED}))),

@@ -83,9 +83,8 @@ FIXED = {
     ),
 }
 # The batch is in a place where it cannot be told from another 1.
-ALONE = {
-    "mean": fixed("m = ReduceMean<axes = [0, 2, 3], keepdims = 1>(c) y = Reshape(m, s)", "1,12", s=[1, 12])
-}
+MEAN = "m = ReduceMean<axes = [0, 2, 3], keepdims = 1>(c) y = Reshape(m, s)"
+ALONE = {"mean": fixed(MEAN, "1,12", s=[1, 12])}
 
 
 def old(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -117,9 +116,8 @@ def test_network_of_one_image_computes_several(tmp_path, name):
     assert not isinstance(session.get_outputs()[0].shape[0], int)
     if name in FIXED:
         assert changes == ["the batch of 1 is declared as variable"]
-        np.testing.assert_allclose(
-            session.run(["y"], {"image": images})[0], np.concatenate(expected), atol=1e-5
-        )
+        found = session.run(["y"], {"image": images})[0]
+        np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-5)
     else:
         assert changes == ["it computes one image at a time: its operators have a fixed batch of 1"]
         for row in range(3):

@@ -51,9 +51,8 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
 
     assert (done.model, done.version, done.pinned) == ("small_network", 1, ("small_v1",))
     assert [each for each in check(repository) if each.verdict != "ok"] == []
-    assert pins(repository, configs(repository)) == [
-        Pin("small_v1", "small_network", 1, "small_preprocess", 1)
-    ]
+    pinned = Pin("small_v1", "small_network", 1, "small_preprocess", 1)
+    assert pins(repository, configs(repository)) == [pinned]
     assert hidden_models(repository, "cpu") == {"small_network", "small_preprocess"}
     kinds = {name: each["instance_group"][0]["kind"] for name, each in configs(repository, "gpu").items()}
     on_gpu = ("small_network", "small_preprocess", "small_v1")
@@ -90,9 +89,8 @@ def test_input_decides_the_preprocessing(datatype, shape, size, dims, layout, re
     assert (output.name, output.datatype, output.dims) == ("images", f"TYPE_{datatype}", dims)
     assert config.parameters.get("layout", "NCHW") == layout
     # ImageNet's 256 for 224, in proportion.
-    assert config.parameters["resize_shorter_px"] == str(
-        round(256 * max(dims[:2] if layout == "NHWC" else dims[1:]) / 224)
-    )
+    longer = max(dims[:2] if layout == "NHWC" else dims[1:])
+    assert config.parameters["resize_shorter_px"] == str(round(256 * longer / 224))
 
 
 @cases(

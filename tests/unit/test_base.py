@@ -1,6 +1,5 @@
 """Units, errors, texts of the wire, limits of control groups, processes and files."""
 
-import contextlib
 import os
 import re
 import select
@@ -23,6 +22,7 @@ from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.control_groups import ControlGroups
 from nereid.base.errors import DeadlineExceeded, InvalidRequest
 from nereid.base.units import format_bytes, format_ms
+from tests.commands import captured
 from tests.tables import cases, rows
 
 
@@ -359,9 +359,7 @@ def test_children_start_while_grpc_is_used(prepare, ask):
     """gRPC's handlers of a fork ended one of thirty before it became another program."""
     program = FORKS.format(prepare=prepare, ask=ask)
 
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WATCHDOG_S
-    )
+    done = captured([sys.executable, "-c", program], check=True, timeout=WATCHDOG_S)
 
     assert done.stdout == "{0}\n"
 
@@ -465,18 +463,16 @@ def test_lock_ends_with_its_process(tmp_path, is_folder):
     program = (
         f"from pathlib import Path\nfrom nereid.base.files import *\nwith {lock}: print(flush=True); input()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:
             holder.stdout.readline()
             if is_folder:
                 assert files.is_locked(tmp_path)
             else:
-                with pytest.raises(files.LockTimeout, match=r"log' is locked by another `nereid x`; fix: "):
-                    contextlib.ExitStack().enter_context(
-                        files.locked_file(tmp_path / "log", "nereid x", 0.05)
-                    )
+                message = r"log' is locked by another `nereid x`; fix: "
+                with pytest.raises(files.LockTimeout, match=message):
+                    files.locked_file(tmp_path / "log", "nereid x", 0.05).__enter__()
         finally:
             holder.kill()
 

@@ -27,9 +27,8 @@ UNLIKE = [
 
 def config(max_batch_size: int = 8, **document) -> ModelConfig:
     tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": ["-1"], "allow_ragged_batch": True}
-    return ModelConfig.from_document(
-        {"name": "m", "max_batch_size": max_batch_size, "input": [tensor], **document}, Path("/r/m"), 1
-    )
+    given = {"name": "m", "max_batch_size": max_batch_size, "input": [tensor], **document}
+    return ModelConfig.from_document(given, Path("/r/m"), 1)
 
 
 def made(kind: str, datatype: str = "TYPE_FP32", names=("made",)) -> dict:

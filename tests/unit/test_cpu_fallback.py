@@ -23,15 +23,7 @@ from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.explain import explain
 from nereid.models.routes.target import RouteState, find_route, read_state
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
-from tests.publishing import (
-    NET,
-    ROUTE,
-    candidate,
-    edit_route,
-    publish_number,
-    store_published,
-    unchanged,
-)
+from tests.publishing import NET, ROUTE, candidate, edit_route, publish_number, store_published, unchanged
 from tests.routes import document, variant
 from tests.tables import cases
 

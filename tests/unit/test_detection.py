@@ -28,10 +28,8 @@ def outputs_of(head: str) -> list[NetworkOutput]:
     return [NetworkOutput(name, types[name], rows.shape) for name, rows in found.items()]
 
 
-def detector_of(head: str, **more) -> ObjectFinder:
-    return ObjectFinder(
-        find_head(outputs_of(head), FRAME, head), more.pop("transform", SAME), Limits(), CLASSES, **more
-    )
+def detector_of(head: str, transform: Transform = SAME, **more) -> ObjectFinder:
+    return ObjectFinder(find_head(outputs_of(head), FRAME, head), transform, Limits(), CLASSES, **more)
 
 
 def rows_of(detector: ObjectFinder, arrays) -> list[np.ndarray]:
@@ -106,8 +104,8 @@ def test_known_objects_of_every_head(head):
         {"num": (), "boxes": (2, 4), "scores": (2,), "labels": (2,)},
         [
             np.array(1),
-            np.array([[1, 2, 11, 22], [0, 0, 8, 8]], np.float32),
-            np.array([0.5, np.nan], np.float32),
+            np.float32([[1, 2, 11, 22], [0, 0, 8, 8]]),
+            np.float32([0.5, np.nan]),
             np.array([2, 1]),
         ],
     ),

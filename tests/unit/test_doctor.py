@@ -27,9 +27,8 @@ def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
         found = {each.check: each for each in examine(environment, REPOSITORY if is_ours else tmp_path)}
 
     if is_ours:
-        assert found["server"] == Finding(
-            "server", "ok", "process 7 serves this repository on 127.0.0.1:8000"
-        )
+        serves = "process 7 serves this repository on 127.0.0.1:8000"
+        assert found["server"] == Finding("server", "ok", serves)
         assert found["http port"] == Finding("http port", "ok", "8000 is in use by this repository's server")
         assert "in use" not in found["grpc port"].detail
     else:

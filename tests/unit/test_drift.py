@@ -137,10 +137,8 @@ def test_classes_count_only_with_their_reference():
     assert history.window(NOW, 3600, NOW) == ({entropy: {"0.1": 3}}, 30)
 
 
-def verdicts(
-    window: recording.Growth, reference: reference_file.Reference, **options: object
-) -> dict[str, str]:
-    return {each.signal: each.verdict for each in compare(TARGET, "r", window, reference, **options)}
+def verdicts(window: recording.Growth, reference: reference_file.Reference) -> dict[str, str]:
+    return {each.signal: each.verdict for each in compare(TARGET, "r", window, reference)}
 
 
 def test_only_the_changed_signal_drifts():
@@ -164,11 +162,11 @@ def test_few_images_are_not_compared():
     without = msgspec.structs.replace(without, variants=(less,))
 
     assert set(verdicts(drawn(2, 150).window, reference_of(drawn(1))).values()) == {"too few"}
-    assert verdicts(drawn(2).window, without) == dict.fromkeys(recording.SIGNALS, "no reference") | {
-        "aspect": "ok"
-    }
+    expected = dict.fromkeys(recording.SIGNALS, "no reference") | {"aspect": "ok"}
+    assert verdicts(drawn(2).window, without) == expected
 
 
+WRITTEN = reference_file.format_reference(reference_of(drawn(1)))
 OTHER = "the reference is of version 1 of 'net_v1', the route serves version "
 
 
@@ -201,10 +199,8 @@ def test_reference_survives_its_file(root):
     empty=b"",
     not_UTF_8=b"\xff",
     no_time_zone=b'{"created": "2026-11-25T00:00:00", "source": "x", "variants": []}',
-    misspelt=reference_file.format_reference(reference_of(drawn(1))).replace(b'"bounds"', b'"bonds"', 1),
-    other_classes=reference_file.format_reference(reference_of(drawn(1))).replace(
-        b'"classes": [\n  0,', b'"classes": ['
-    ),
+    misspelt=WRITTEN.replace(b'"bounds"', b'"bonds"', 1),
+    other_classes=WRITTEN.replace(b'"classes": [\n  0,', b'"classes": ['),
 )
 def test_wrong_reference_is_rejected(text):
     with pytest.raises(InvalidConfig, match="nereid drift baseline"):
@@ -214,7 +210,7 @@ def test_wrong_reference_is_rejected(text):
 def test_reference_is_read_again_when_it_changes(tmp_path):
     watch = reference_file.ReferenceWatch(path := reference_file.path_of(tmp_path, "r"))
     seen = [watch.poll()]
-    path.write_bytes(reference_file.format_reference(reference_of(drawn(1))))
+    path.write_bytes(WRITTEN)
     seen += [watch.poll(), watch.poll()]
     classes = watch.classes
     path.write_text("{")

@@ -35,9 +35,8 @@ class World:
         self.now, self.pid, self.log = 1e9, 1, list[str]()
         self.counts = dict.fromkeys(BOUNDS, 0)
         self.port, self.is_running = port, True
-        self.monitor = Monitor(
-            self.repository, self.find, self.log.append, Timing(60, 3600, 200), lambda: self.now
-        )
+        timing = Timing(60, 3600, 200)
+        self.monitor = Monitor(self.repository, self.find, self.log.append, timing, lambda: self.now)
 
     def find(self) -> Server | None:
         ports = Ports(1, 2, self.port)

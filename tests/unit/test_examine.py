@@ -54,15 +54,9 @@ def classifier(
 
 
 def config(**changes) -> dict:
-    return {
-        "name": "net",
-        "max_batch_size": 8,
-        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3", "8", "8"]}],
-        "output": [
-            {"name": "scores", "data_type": "TYPE_FP32", "dims": ["4"], "label_filename": "labels.txt"}
-        ],
-        **changes,
-    }
+    image = {"name": "x", "data_type": "TYPE_FP32", "dims": ["3", "8", "8"]}
+    scores = {"name": "scores", "data_type": "TYPE_FP32", "dims": ["4"], "label_filename": "labels.txt"}
+    return {"name": "net", "max_batch_size": 8, "input": [image], "output": [scores], **changes}
 
 
 @pytest.fixture
@@ -259,9 +253,8 @@ def test_every_datatype_gets_inputs(make_request, datatype):
 
 
 def test_outputs_are_compared_on_the_golden_images(make_request, preprocess):
-    question = make_request(
-        classifier(weights(seed=1)), preprocess=preprocess, images=(CHELSEA, COFFEE), tolerance=0.001
-    )
+    golden = {"preprocess": preprocess, "images": (CHELSEA, COFFEE), "tolerance": 0.001}
+    question = make_request(classifier(weights(seed=1)), **golden)
 
     with pytest.raises(Rejected, match=r"output 'scores' on coffee\.jpg: expected a difference"):
         examined(question)
@@ -272,9 +265,8 @@ def test_preprocess_of_other_tensors_is_refused(make_request, preprocess):
     file.write_text(file.read_text().replace("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"))
     question = make_request(classifier(), preprocess=preprocess, images=(COFFEE,))
 
-    with pytest.raises(
-        Rejected, match=r"'pre' returns TYPE_FP32 \[3, 9, 9\], but .* inputs are 'x' TYPE_FP32"
-    ):
+    message = r"'pre' returns TYPE_FP32 \[3, 9, 9\], but .* inputs are 'x' TYPE_FP32"
+    with pytest.raises(Rejected, match=message):
         examined(question)
 
 
@@ -376,9 +368,8 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
         "examine(request, progress=lambda line: print(line, flush=True))"
     )
 
-    with subprocess.Popen(
-        [sys.executable, "-c", program, tmp_path / "question"], stdout=subprocess.PIPE, text=True
-    ) as command:
+    words = [sys.executable, "-c", program, tmp_path / "question"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
         for line in command.stdout:
             if line.startswith("opening"):
                 break

@@ -104,9 +104,8 @@ def test_boxes_of_transformers_are_found_by_their_name(proposed):
     model = any_size(TestDetector("detr_sigmoid").build())
     model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = len(CLASSES)
 
-    found = proposed(
-        model, {"names": str(dict(enumerate(CLASSES)))}, size=(64, 64), parameters={"scale": "1"}
-    )
+    names = {"names": str(dict(enumerate(CLASSES)))}
+    found = proposed(model, names, size=(64, 64), parameters={"scale": "1"})
 
     assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
 
@@ -115,9 +114,8 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
     """RT-DETR of transformers has one column per class, and DETR one more."""
     (labels := tmp_path / "names.txt").write_text("\n".join(CLASSES))
 
-    found = proposed(
-        TestDetector("detr_sigmoid").build(), task="detect", parameters={"preset": "rtdetr"}, labels=labels
-    )
+    given = {"task": "detect", "parameters": {"preset": "rtdetr"}, "labels": labels}
+    found = proposed(TestDetector("detr_sigmoid").build(), **given)
 
     assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
 

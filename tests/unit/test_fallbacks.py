@@ -19,6 +19,7 @@ from tests.unit import test_router
 
 V3 = Variant("v3", "m3", 1, 0)
 CHAIN = replace(test_router.ROUTE, variants=(test_router.V1, test_router.V2, V3), fallbacks=("v3",))
+PATIENT = replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=60_000), V3))
 ANSWERED = ("answer", "scores", "")
 
 
@@ -66,9 +67,8 @@ def test_variants_are_tried_in_order():
     assert fallbacks(world) == dict.fromkeys(expected, 1)
     world.fail("m3", errors.Unavailable("no m3"))
     assert world.send(test_router.KEY_V2).outcome == "unavailable: no m3"
-    assert world.send(test_router.KEY_V2).outcome.startswith(
-        "unavailable: no healthy variant: 'v2', 'v1', 'v3'"
-    )
+    refused = world.send(test_router.KEY_V2).outcome
+    assert refused.startswith("unavailable: no healthy variant: 'v2', 'v1', 'v3'")
     assert sum(fallbacks(world).values()) == 3
 
 
@@ -157,9 +157,7 @@ def test_few_possible_causes_go_on():
 
 def test_queue_of_a_dead_process_goes_on():
     """Triton answers requests in the queue of a dead process late; the route does not wait for that."""
-    world = test_router.World(
-        replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=10_000), V3))
-    )
+    world = test_router.World(PATIENT)
     request, finish = test_router.hang_v2(world, test_router.KEY_V2)
     world.fail("m2", errors.Died("x"))
     world.send(test_router.KEY_V2)
@@ -174,9 +172,7 @@ def test_queue_of_a_dead_process_goes_on():
 
 def test_repeated_request_waits_briefly():
     """The replacement of a dead process may only be starting, and the queue is still that of the dead one."""
-    world = test_router.World(
-        replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=60_000), V3))
-    )
+    world = test_router.World(PATIENT)
     world.replaced.add("m2_0_0")
     reached, release = threading.Event(), threading.Event()
 

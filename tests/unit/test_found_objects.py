@@ -46,9 +46,8 @@ def test_each_object_has_its_difference(before, after, changes, found_objects):
 
     # Scores are float32.
     assert [each.difference for each in found] == pytest.approx([each[0] for each in changes], abs=1e-6)
-    assert [each.text for each in found] == [
-        f"object in photo: expected {was}, got {now or was}" for _, was, now in changes
-    ]
+    texts = [f"object in photo: expected {was}, got {now or was}" for _, was, now in changes]
+    assert [each.text for each in found] == texts
 
 
 def test_photo_without_an_object_is_noted(found_objects):
@@ -73,8 +72,7 @@ def test_survey_shows_the_best_objects(found_objects):
     survey = found_objects.first_run(None, [PHOTO, PHOTO], [outputs(*KNOWN), outputs(*many)], True)
 
     assert survey.can_batch
-    assert [tuple(found.values()) for found in survey.results[0]] == [
-        (CLASSES[index], score, [*box]) for box, score, index in KNOWN
-    ]
+    known = [(CLASSES[index], score, [*box]) for box, score, index in KNOWN]
+    assert [tuple(found.values()) for found in survey.results[0]] == known
     assert len(survey.results[1]) == SHOWN < len(many)
     assert survey.results[1][0]["box"] == [0, 0, 4, 4]

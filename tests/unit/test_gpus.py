@@ -157,11 +157,9 @@ NO_PROVIDER = "ONNX Runtime has no CUDA provider"
 CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
 
 
-def chosen(
-    folder, outputs=recorded.GOOD, installed=recorded.CUDA_12, repository=REPOSITORY, status=0, **more
-):
+def chosen(folder, outputs=recorded.GOOD, installed=recorded.CUDA_12, repository=REPOSITORY, **more):
     """Return the choice on a machine with a GPU and recorded outputs."""
-    variables = recorded.install_smi(folder, outputs, status) | more
+    variables = recorded.install_smi(folder, outputs, more.pop("status", 0)) | more
     return choose(repository, variables, folder / "dev", lambda: installed)
 
 
@@ -174,9 +172,8 @@ def test_gpu_with_its_packages_is_selected(tmp_path):
 
 def test_old_gpu_next_to_a_good_one_does_no_harm(tmp_path):
     gpus = recorded.DESKTOP_GPU + recorded.GPU.replace("0", "1", 1)
-    listed = "GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-11ff)\n" + recorded.LIST.splitlines()[0].replace(
-        "GPU 0", "GPU 1"
-    )
+    good, *_ = recorded.LIST.splitlines()
+    listed = "GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-11ff)\n" + good.replace("GPU 0", "GPU 1")
     outputs = {"": recorded.NEW_HEAD, recorded.QUERY: gpus, recorded.LISTED: listed}
 
     assert chosen(tmp_path, recorded.GOOD | outputs, CUDA_13).profile == "gpu"

@@ -18,9 +18,7 @@ ONE = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"
 TWO = b"HTTP/1.1 404 Not Found\r\nX: y\r\nContent-Length: 3\r\n\r\ntwo"
 
 
-def served(
-    use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays: bool = True, greeting: bytes = b""
-) -> T:
+def served(use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays=True, greeting=b"") -> T:
     """Use connections to a server that answers each request with these pieces, one after the other."""
     answering = set[asyncio.Task[None] | None]()
 

@@ -52,9 +52,8 @@ def expected(image: Image.Image) -> np.ndarray:
         return np.repeat(grey[:, :, None], 3, axis=2)
     if image.has_transparency_data:
         over = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
-        return np.asarray(
-            Image.alpha_composite(Image.new("RGBA", image.size, (*WHITE, 255)), over).convert("RGB")
-        )
+        white = Image.new("RGBA", image.size, (*WHITE, 255))
+        return np.asarray(Image.alpha_composite(white, over).convert("RGB"))
     return np.asarray(image.convert("RGB"))
 
 

@@ -87,9 +87,8 @@ nv_gpu_memory_used_bytes{gpu_uuid="GPU-2"} 70000
 def test_loads_are_those_of_the_interval():
     """Each request of a batch counts the time of the whole batch; the busiest version counts."""
     before = Snapshot.parse(PAGE)
-    after = Snapshot.parse(
-        PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
-    )
+    more = PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
+    after = Snapshot.parse(more)
 
     assert instances.read_loads(after, after - before, 2.0) == {"eyes": instances.ModelLoad(7, 4.0)}
     assert instances.read_loads(after, after - after, 2.0) == {"eyes": instances.ModelLoad(7, 0.0)}

@@ -101,11 +101,9 @@ def test_page_is_parsed_in_part():
 
 
 def test_rendered_page_has_the_same_samples():
-    text = render(
-        {("c", (("a", "x y"),)): 1.5, ("g", ()): 2.0}, "p_", {"c": ("counter", "C."), "g": ("gauge", "G.")}
-    )
+    kinds = {"c": ("counter", "C."), "g": ("gauge", "G.")}
 
-    page = Snapshot.parse(text)
+    page = Snapshot.parse(render({("c", (("a", "x y"),)): 1.5, ("g", ()): 2.0}, "p_", kinds))
 
     assert (page.sums("p_c", "a"), page.gauge("p_g"), len(page.samples)) == ({("x y",): 1.5}, 2.0, 2)
 

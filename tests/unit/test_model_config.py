@@ -128,9 +128,8 @@ def test_sibling_stays_in_the_repository(tmp_path, name):
 def test_gpu_instance_needs_a_backend_that_uses_gpus(tmp_path):
     args = arguments(tmp_path, {"name": "m"}, "GPU", "m_0_1")
 
-    assert ModelConfig.from_args(args, may_use_gpu=True) == ModelConfig(
-        "m", 3, tmp_path / "m", (), (), 0, {}, {"name": "m"}, "GPU", 1, False
-    )
+    expected = ModelConfig("m", 3, tmp_path / "m", (), (), 0, {}, {"name": "m"}, "GPU", 1, False)
+    assert ModelConfig.from_args(args, may_use_gpu=True) == expected
     with pytest.raises(InvalidConfig, match=r"^model 'm', instance group: expected KIND_CPU, got KIND_GPU$"):
         ModelConfig.from_args(args)
 

@@ -24,12 +24,9 @@ input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 NETWORK = PINNED.replace('"image"', '"pixels"')
-READER = PINNED.replace('"scores"', '"text"') + "".join(
-    f'output {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for name in ("confidence", "box")
-)
-DETECTOR = PINNED.replace('"scores"', '"box"') + "".join(
-    f'output {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for name in ("score", "label")
-)
+OUTPUT = 'output {{ name: "{}" data_type: TYPE_FP32 dims: [ -1 ] }}'
+READER = PINNED.replace('"scores"', '"text"') + OUTPUT.format("confidence") + OUTPUT.format("box")
+DETECTOR = PINNED.replace('"scores"', '"box"') + OUTPUT.format("score") + OUTPUT.format("label")
 
 
 def repository(folder, **configs):

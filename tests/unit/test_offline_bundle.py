@@ -47,9 +47,8 @@ def test_target_needs_what_its_own_markers_select(tmp_path):
     write_wheel(tmp_path, "top", "1.0", requirements)
     write_wheel(tmp_path, "old-only", "1.0")
     write_wheel(tmp_path, "new-only", "1.0")
-    write_wheel(
-        tmp_path, "leaf", "1.0", ['Requires-Dist: bud[x]!=3; extra == "more"', "Provides-Extra: more"]
-    )
+    more = ['Requires-Dist: bud[x]!=3; extra == "more"', "Provides-Extra: more"]
+    write_wheel(tmp_path, "leaf", "1.0", more)
     wheels, wanted = read_wheels(tmp_path), [Requirement("top[cpu]")]
 
     found = {python: close(wheels, wanted, target_environment(python)) for python in ("3.11", "3.12")}

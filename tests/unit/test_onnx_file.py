@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
@@ -184,9 +184,7 @@ def test_server_that_cannot_open_it_is_named(opset, ir_version, reason, tmp_path
 
 
 def opens(opset: int, ir_version: int) -> bool:
-    model = helper.make_model(
-        identity("FP32", [1]).graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
-    )
+    model = written("(float[1] x) => (float[1] y) { y = Identity(x) }", opset, ir_version)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -224,7 +222,7 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
 
 
 def tensor(name: str, datatype: str = "FP32", dims=(16,), **more) -> dict:
-    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [str(dim) for dim in dims], **more}
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [*dims], **more}
 
 
 def config(inputs=None, outputs=None, max_batch_size: int = 8, **document) -> ModelConfig:
@@ -287,16 +285,12 @@ WARNING = (
 )
 
 
-def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
-    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": dims, **more}
-
-
 def both(datatype: str, dims: list[int], **more) -> dict:
     """Write the input `x` and the output `y` of the same form."""
-    return {"input": [entry("x", datatype, dims, **more)], "output": [entry("y", datatype, dims, **more)]}
+    return {"input": [tensor("x", datatype, dims, **more)], "output": [tensor("y", datatype, dims, **more)]}
 
 
-X, Y = {"input": [entry("x", "FP32", [16])]}, {"output": [entry("y", "FP32", [16])]}
+X, Y = {"input": [tensor("x", "FP32", [16])]}, {"output": [tensor("y", "FP32", [16])]}
 DYNAMIC = {"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [2]}}
 SEQUENCES = {"sequence_batching": {"direct": {}}}
 
@@ -313,7 +307,7 @@ SEQUENCES = {"sequence_batching": {"direct": {}}}
         {},
         FIXED,
         4,
-        {"input": [entry("x", "FP32", [2, 16])], "output": [entry("y", "INT64", [2, -1])]},
+        {"input": [tensor("x", "FP32", [2, 16])], "output": [tensor("y", "INT64", [2, -1])]},
         [],
     ),
     scalars=({}, SCALAR, 4, both("FP32", [1]), []),
@@ -323,8 +317,8 @@ SEQUENCES = {"sequence_batching": {"direct": {}}}
         MANY,
         4,
         {
-            "input": [entry("a", "FP16", [-1, 4]), entry("z", "BOOL", [1])],
-            "output": [entry("y", "STRING", [2])],
+            "input": [tensor("a", "FP16", [-1, 4]), tensor("z", "BOOL", [1])],
+            "output": [tensor("y", "STRING", [2])],
         },
         [],
     ),

@@ -203,9 +203,8 @@ def test_overlap_is_never_ignored():
     config = ModelConfig.from_document({"name": "m"}, Path("m"), 1)
 
     check_overlap(config, is_bound=True)
-    with pytest.raises(
-        InvalidConfig, match=r"'m', overlap_batches: expected .* on a GPU.*fix: remove overlap"
-    ):
+    message = r"'m', overlap_batches: expected .* on a GPU.*fix: remove overlap"
+    with pytest.raises(InvalidConfig, match=message):
         check_overlap(config, is_bound=False)
 
 

@@ -10,13 +10,7 @@ import pytest
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.errors import (
-    DeadlineExceeded,
-    DeviceFailed,
-    InferenceFailed,
-    InvalidConfig,
-    InvalidImage,
-)
+from nereid.base.errors import DeadlineExceeded, DeviceFailed, InferenceFailed, InvalidConfig, InvalidImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.pipeline import Pipeline
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
@@ -168,13 +162,6 @@ def test_empty_batch_is_empty(pipeline, requests):
     assert pipeline.run(requests).tensor.shape == (0, 3, 224, 224)
 
 
-def build(root, folder, old, new):
-    text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()
-    assert old in text
-    (folder / "config.pbtxt").write_text(text.replace(old, new))
-    return Pipeline.from_config(ModelConfig.from_file(folder, 1))
-
-
 ONE_INPUT = "expected one input, 'image' TYPE_STRING [1], got "
 SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 
@@ -190,8 +177,12 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
     ),
 )
 def test_unsuitable_config_fails_the_load(old, new, message, root, tmp_path):
+    text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()
+    assert old in text
+    (tmp_path / "config.pbtxt").write_text(text.replace(old, new))
+
     with pytest.raises(InvalidConfig, match=f"^model 'imagenet_preprocess'.*{re.escape(message)}"):
-        build(root, tmp_path, old, new)
+        Pipeline.from_config(ModelConfig.from_file(tmp_path, 1))
 
 
 @cases(("kind", "parameter"), cpu=("CPU", "gpu_memory_limit_bytes"), gpu=("GPU", "decode_threads"))

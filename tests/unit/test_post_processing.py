@@ -40,9 +40,8 @@ def test_each_image_gets_its_own_objects(cars):
     rows[1] = np.nan
     places = [slice(0, 1), broken, slice(1, 2), slice(2, 3)]
 
-    small, failed, nan, large = step.finish(
-        Batch(None, places, []), [[SMALL], broken, [SMALL], [LARGE]], {"output0": rows}
-    )
+    requests = [[SMALL], broken, [SMALL], [LARGE]]
+    small, failed, nan, large = step.finish(Batch(None, places, []), requests, {"output0": rows})
 
     assert step.wanted == ("output0",)
     assert {name: array.tolist() for name, array in small.items()} == {

@@ -66,14 +66,10 @@ def settings(folder, parameters, **output):
     ids=[*PRESETS, "none"],
 )
 def test_preset_stands_for_its_numbers(parameters, expected, tmp_path):
-    assert settings(tmp_path, parameters) == PreprocessSettings(
-        expected, Limits(), Resources(), _given(parameters)
-    )
+    preset = parameters.get("preset", "")
+    given = Shorthand(preset, float(PRESETS.get(preset, {}).get("scale", 0)))
 
-
-def _given(parameters):
-    scale = float(PRESETS.get(parameters.get("preset", ""), {}).get("scale", 0))
-    return Shorthand(parameters.get("preset", ""), scale)
+    assert settings(tmp_path, parameters) == PreprocessSettings(expected, Limits(), Resources(), given)
 
 
 @cases(

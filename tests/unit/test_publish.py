@@ -24,19 +24,8 @@ from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.repository.layout import Pin, configs, pins
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
-from tests.publishing import (
-    NET,
-    ONLY_FIRST,
-    OTHER_ANSWERS,
-    ROUTE,
-    candidate,
-    contents,
-    edit_route,
-    publish_number,
-    store_published,
-    unchanged,
-    write_route,
-)
+from tests import publishing
+from tests.publishing import NET, ROUTE, candidate, contents, edit_route, publish_number, unchanged
 from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
 from tests.tables import cases
 
@@ -59,10 +48,10 @@ def test_successor_has_the_new_number():
     assert {name: successor(name, 1, 12) for name in names} == names
 
 
-@pytest.mark.parametrize("policy", [ALL_VERSIONS, ONLY_FIRST], ids=["all", "specific"])
+@pytest.mark.parametrize("policy", [ALL_VERSIONS, publishing.ONLY_FIRST], ids=["all", "specific"])
 def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     repository = tmp_path / "models"
-    store_published(repository, policy)
+    publishing.store_published(repository, policy)
     before = contents(repository / NET)
 
     done = publish_number(repository, tmp_path, None, 2, share=0)
@@ -126,7 +115,7 @@ def small_disk(tmp_path):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
 def test_retirement_frees_a_full_disk(small_disk, tmp_path):
     repository = small_disk / "models"
-    store_published(repository, ALL_VERSIONS)
+    publishing.store_published(repository, ALL_VERSIONS)
     publish_number(repository, tmp_path, None, 2, share=0)
     with contextlib.suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as file:
         while True:
@@ -157,11 +146,11 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
     candidate(folder, 2)
     (folder / "labels.txt").write_text("left\nright\n")
     with pytest.raises(OperationFailed, match=r"expected 3 labels, got 2"):
-        publish(repository, NET, folder, None, OTHER_ANSWERS)
+        publish(repository, NET, folder, None, publishing.OTHER_ANSWERS)
 
     (folder / "labels.txt").write_text("left\ncentre\nright\n")
     with pytest.raises(OperationFailed, match=r"line 2: expected 'middle', got 'centre'"):
-        publish(repository, NET, folder, None, OTHER_ANSWERS)
+        publish(repository, NET, folder, None, publishing.OTHER_ANSWERS)
 
 
 def edit_second(repository: Path, **changes) -> None:
@@ -221,8 +210,8 @@ def test_last_version_is_not_retired(repository):
 
 def test_rollback_restores_the_weights_from_before(repository):
     store_versions(repository, 2, 3)
-    models = zip((1, 2, 3), (90, 10, 0), strict=True)
-    write_route(repository, *(variant(f"v{number}", f"net_v{number}", weight) for number, weight in models))
+    models = [("v1", "net_v1", 90), ("v2", "net_v2", 10), ("v3", "net_v3", 0)]
+    publishing.write_route(repository, *(variant(*each) for each in models))
     set_weights(repository, v1=0, v2=0, v3=1)
 
     rollback(repository, NET, None)
@@ -250,12 +239,10 @@ def set_weights(repository: Path, **given: float) -> None:
 
 def test_rollback_changes_all_routes_or_none(repository):
     store_versions(repository, 2)
-    write_route(
-        repository, variant("v1", "net_v1", 0), variant("v2", "net_v2", 1), variant("copy", "net_v2", 2)
-    )
+    models = [("v1", "net_v1", 0), ("v2", "net_v2", 1), ("copy", "net_v2", 2)]
+    publishing.write_route(repository, *(variant(*each) for each in models))
     store_router(repository, "q")
-    only = json.dumps(document(variant("v2", "net_v2", 1)))
-    (repository / "q.route.json").write_text(only)
+    (repository / "q.route.json").write_text(json.dumps(document(variant("v2", "net_v2", 1))))
 
     with pytest.raises(WrongUsage, match=r"route 'q' has no version of 'net' before 2"):
         rollback(repository, NET, None)
@@ -276,7 +263,7 @@ def test_rollback_leaves_other_models_alone(repository):
     store_adding(repository, "other", 5)
     store_ensemble(repository, "other_v1", "other", 1)
     models = [("v1", "net_v1", 50), ("o", "other_v1", 40), ("v2", "net_v2", 10)]
-    write_route(repository, *(variant(*each) for each in models))
+    publishing.write_route(repository, *(variant(*each) for each in models))
 
     rollback(repository, NET, None)
 
@@ -323,7 +310,7 @@ def test_files_from_before_are_not_removed(repository, tmp_path):
 
     new = candidate(tmp_path, 2)
     with pytest.raises(OperationFailed, match=r"cannot install 'net_v2': '.*/net_v2' already exists"):
-        publish(repository, NET, new, None, OTHER_ANSWERS, report=intrude)
+        publish(repository, NET, new, None, publishing.OTHER_ANSWERS, report=intrude)
 
     assert (repository / "net_v2" / "mine.txt").read_text() == "mine"
     shutil.rmtree(repository / "net_v2")
@@ -345,9 +332,8 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
     with engine.locked_repository(repository, None, output.append) as locked:
         assert locked.log.steps.read()[-1].event == "undone"
 
-    assert output[1].startswith(
-        "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
-    )
+    message = "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
+    assert output[1].startswith(message)
     assert (contents(repository / "net_v2"), weights(repository)["v2"]) == (there, 50)
 
 
@@ -411,9 +397,8 @@ def test_impossible_share_is_refused_first(repository, tmp_path, share):
 def test_server_in_poll_mode_is_an_error(repository, tmp_path):
     record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "", "", 0, "poll")
 
-    with pytest.raises(
-        OperationFailed, match=r"expected a server with --model-control-mode explicit, got poll"
-    ):
+    message = r"expected a server with --model-control-mode explicit, got poll"
+    with pytest.raises(OperationFailed, match=message):
         publish_number(repository, tmp_path, record, 2)
 
 

@@ -121,12 +121,7 @@ def test_model_of_another_task_is_refused(kind, outputs, missing):
 
 @cases(
     read=("read", READ, reading("two"), ["line,,two,0.25,,1 2 5 2 5 4 1 4,,,,1"]),
-    detect=(
-        "detect",
-        DETECT,
-        detection("cat", "7"),
-        ["cat,0.75,1.0,2.0,5.0,4.0", "7,0.75,1.0,2.0,5.0,4.0"],
-    ),
+    detect=("detect", DETECT, detection("cat", "7"), ["cat,0.75,1.0,2.0,5.0,4.0", "7,0.75,1.0,2.0,5.0,4.0"]),
 )
 def test_command_prints_and_draws_the_results_of_its_task(command, outputs, response, rows, tmp_path):
     drawn = tmp_path / "drawn.png"

@@ -44,9 +44,8 @@ def test_best_class_of_each_step(tmp_path, recogniser):
     assert (index.dtype, probability.dtype) == (np.int64, np.float32)
     assert index.tolist() == expected.argmax(2).tolist()
     # The classes are rounded to half precision in the one with FP16.
-    np.testing.assert_allclose(
-        probability, expected.max(2), rtol=5e-3 if recogniser.datatype == "FP16" else 1e-5
-    )
+    tolerance = 5e-3 if recogniser.datatype == "FP16" else 1e-5
+    np.testing.assert_allclose(probability, expected.max(2), rtol=tolerance)
 
 
 def test_changed_file_stays_as_it_is():

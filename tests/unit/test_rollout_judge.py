@@ -7,18 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
-from nereid.models.rollout.judge import (
-    Evidence,
-    Objective,
-    Objectives,
-    Outcome,
-    PairCounts,
-    Step,
-    Tally,
-    chance_of_slower,
-    chance_of_split,
-    requests_needed,
-)
+from nereid.models.rollout import judge
+from nereid.models.rollout.judge import Evidence, Objective, Objectives, Outcome, PairCounts, Step, Tally
 from tests.tables import cases
 
 BOUNDS = (0.005, 0.01, 0.02, 0.05)
@@ -91,12 +81,12 @@ def test_rank_test_is_that_of_scipy():
         one, other = rng.poisson(3, 80).clip(0, 9), rng.poisson(2.6, 130).clip(0, 9)
         counts = [np.bincount(each, minlength=10).tolist() for each in (one, other)]
         expected = stats.mannwhitneyu(one, other, alternative="greater", method="asymptotic").pvalue
-        assert chance_of_slower(*counts) == pytest.approx(expected)
+        assert judge.chance_of_slower(*counts) == pytest.approx(expected)
 
 
 def test_split_test_is_that_of_scipy():
     expected = stats.chisquare([130, 870], [100, 900]).pvalue
-    assert chance_of_split(130, 1000, 0.1) == pytest.approx(expected)
+    assert judge.chance_of_split(130, 1000, 0.1) == pytest.approx(expected)
 
 
 def objectives(**changed) -> Objectives:
@@ -148,7 +138,7 @@ def test_verdict_names_what_decided(seen, outcome, words):
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
 def test_needed_requests_are_enough_for_an_equal_candidate(share):
     objective, rng = Objective("error", 0.2, 0.01), np.random.default_rng(5)
-    total = requests_needed(objective, share, 0.002, 0.01)
+    total = judge.requests_needed(objective, share, 0.002, 0.01)
     ours = round(total * share)
     passed = 0
     for _ in range(200):

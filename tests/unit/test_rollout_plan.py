@@ -14,16 +14,10 @@ from nereid.models.publish.drop_folder import TemporaryFailure
 from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
 from nereid.models.publish.watch import publication
-from nereid.models.rollout import controller, plan
+from nereid.models.rollout import controller, plan, rollout_journal
 from nereid.models.rollout.controller import at_step, compared, first_step, withdrawn
 from nereid.models.rollout.plan import Pair
-from nereid.models.rollout.rollout_journal import (
-    Rollout,
-    RolloutActive,
-    RolloutEvent,
-    RolloutJournals,
-    active_rollouts,
-)
+from nereid.models.rollout.rollout_journal import Rollout, RolloutActive, RolloutEvent, RolloutJournals
 from nereid.models.rollout.service import metrics
 from nereid.models.routes.target import RouteState
 from tests.http_receiver import receiving
@@ -174,12 +168,13 @@ def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
 
 
 def test_only_an_active_rollout_of_a_present_route_has_metrics(tmp_path):
-    with started(tmp_path / "models", 'a"b') as writer:
-        assert (active_rollouts(tmp_path / "models"), metrics(tmp_path / "models")) == ({}, "")
-        (tmp_path / "models" / 'a"b').mkdir(parents=True)
-        assert 'nereid_rollout_share{route="a\\"b",candidate="new"} 0.01' in metrics(tmp_path / "models")
+    models = tmp_path / "models"
+    with started(models, 'a"b') as writer:
+        assert (rollout_journal.active_rollouts(models), metrics(models)) == ({}, "")
+        (models / 'a"b').mkdir(parents=True)
+        assert 'nereid_rollout_share{route="a\\"b",candidate="new"} 0.01' in metrics(models)
         writer.write("end")
-        assert metrics(tmp_path / "models") == ""
+        assert metrics(models) == ""
 
 
 @rows((204, ""), (500, "hook before_step 'http://.*' failed: HTTP Error 500"))

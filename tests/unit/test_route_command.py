@@ -434,9 +434,7 @@ class FakeServer:
         return self.says
 
 
-@pytest.mark.parametrize(
-    ("in_use", "status"), [({"a"}, "served"), ({"a", "b"}, "not served yet: the server uses SHA-256 b")]
-)
+@cases(by_all=({"a"}, "served"), by_one=({"a", "b"}, "not served yet: the server uses SHA-256 b"))
 def test_route_is_served_when_every_instance_has_it(in_use, status):
     assert served_status(FakeServer(Served(frozenset(in_use), {})), "r", "a")[0] == status
 
@@ -475,9 +473,8 @@ def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
         if listens:
             stalled.listen()
         port = stalled.getsockname()[1]
-        server = RunningServer(
-            ServerRecord(1, "127.0.0.1", Ports(port, port, port), "", "", ""), timeout_s=0.2
-        )
+        record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), "", "", "")
+        server = RunningServer(record, timeout_s=0.2)
 
         for ask, reason in ((server.served, http), (lambda model: server.is_ready(model, 1), grpc)):
             with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not respond: {reason}"):

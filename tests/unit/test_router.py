@@ -99,14 +99,7 @@ class World:
 
 
 class Request:
-    def __init__(
-        self,
-        world: World,
-        parameters: dict,
-        timeout_s: float = 0.0,
-        is_gone: bool = False,
-        is_large: bool = False,
-    ) -> None:
+    def __init__(self, world: World, parameters: dict, timeout_s=0.0, is_gone=False, is_large=False) -> None:
         self.timeout_s = timeout_s
         self.timeouts: list[float] = []
         self.answers: list[tuple[str, str, str]] = []
@@ -229,9 +222,7 @@ def test_client_is_not_checked_after_its_response():
     assert (answered, len(request.answers)) == ([0], 1)
 
 
-def hang_v2(
-    world: World, parameters: dict = TO_V2, **options
-) -> tuple[Request, Callable[[float | None], None]]:
+def hang_v2(world: World, parameters: dict = TO_V2, **options) -> tuple[Request, Callable[..., None]]:
     """Send a request to v2, which responds once the returned function is called, and is then awaited."""
     release, reached = threading.Event(), threading.Event()
 

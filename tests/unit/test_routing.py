@@ -15,22 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from nereid.backends.routing.assignment import (
-    Route,
-    Salts,
-    Shadow,
-    Table,
-    Variant,
-    VariantChoice,
-    assign,
-    choose,
-    format_route,
-    is_mirrored,
-    json_schema,
-    parse_route,
-    shares,
-    unit_of,
-)
+from nereid.backends.routing import assignment
+from nereid.backends.routing.assignment import Route, Table, Variant, VariantChoice, assign, choose
 from nereid.backends.routing.route_file import RouteWatch, check_ready, path_of, read_table
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
@@ -41,9 +27,9 @@ from tests.tables import cases
 V1 = Variant("v1", "classify_v1", 1, 90)
 V2 = Variant("v2", "classify_v2", 1, 10)
 V3 = Variant("v3", "classify_v3", 1, 25)
-SALTS = Salts("classify", "classify shadows")
+SALTS = assignment.Salts("classify", "classify shadows")
 CALLERS = [f"caller-{number}" for number in range(4000)]
-SHADOW = Shadow("dark", "classify_v2", 1, 30)
+SHADOW = assignment.Shadow("dark", "classify_v2", 1, 30)
 
 ONE = {"name": "v1", "model": "classify_v1", "version": 1, "weight": 1}
 SALTED = {"variants": [ONE], "default": "v1", "salts": {"variants": "a", "shadows": "b"}}
@@ -140,7 +126,7 @@ def test_keys_share_by_weight_and_a_raised_weight_only_adds_callers(drawn, index
     names = [(assign(route(*variants), key).name, assign(route(*after), key).name) for key in CALLERS]
 
     counts = Counter(old for old, _ in names)
-    for name, share in shares(route(*variants)).items():
+    for name, share in assignment.shares(route(*variants)).items():
         assert counts[name] / len(CALLERS) == pytest.approx(share, abs=0.04)
     assert {new for old, new in names if old != new} <= {touched.name}
 
@@ -152,10 +138,10 @@ def test_published_vectors_hold(root):
     assert len(document["units"]) >= 5
     assert len(document["assignments"]) >= 20
     for case in document["units"]:
-        assert unit_of(case["salt"], case["name"], case["key"]) == case["unit"], case
+        assert assignment.unit_of(case["salt"], case["name"], case["key"]) == case["unit"], case
     for case in document["assignments"]:
         variants = tuple(Variant(name, "m", 1, weight) for name, weight in case["weights"].items())
-        shared = Route(variants, variants[0].name, Salts(case["salt"], "b"))
+        shared = Route(variants, variants[0].name, assignment.Salts(case["salt"], "b"))
         assert assign(shared, case["key"]).name == case["variant"], case
 
 
@@ -164,12 +150,14 @@ def test_shadow_gets_its_share():
     mirrored: set[str] = set()
     for percent in (0, 30, 60, 100):
         shadow = msgspec.structs.replace(SHADOW, percent=percent)
-        by_chance = [is_mirrored(shadow, "b", "", unit) for unit in np.linspace(0, 1, 4000, endpoint=False)]
-        by_key = {key for key in CALLERS if is_mirrored(shadow, "b", key, unit=0.5)}
+        by_chance = [
+            assignment.is_mirrored(shadow, "b", "", unit) for unit in np.linspace(0, 1, 4000, endpoint=False)
+        ]
+        by_key = {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, unit=0.5)}
 
         assert np.mean(by_chance) == pytest.approx(percent / 100, abs=0.001)
         assert len(by_key) / len(CALLERS) == pytest.approx(percent / 100, abs=0.04)
-        assert by_key == {key for key in CALLERS if is_mirrored(shadow, "b", key, unit=0.1)}
+        assert by_key == {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, unit=0.1)}
         assert mirrored <= by_key, "a higher percentage only adds keys"
         mirrored = by_key
 
@@ -177,8 +165,8 @@ def test_shadow_gets_its_share():
 def test_route_survives_its_own_text():
     full = route(V1, V2, shadows=(SHADOW,), max_in_flight=7, generation=3)
 
-    assert parse_route(format_route(full)) == full
-    assert set(json.loads(format_route(route(V1)))) == {"variants", "default", "salts"}
+    assert assignment.parse_route(assignment.format_route(full)) == full
+    assert set(json.loads(assignment.format_route(route(V1)))) == {"variants", "default", "salts"}
 
 
 def changed(**fields) -> bytes:
@@ -214,13 +202,13 @@ def variant(**fields) -> bytes:
 )
 def test_wrong_route_is_rejected(text, message):
     with pytest.raises(InvalidConfig, match=f"^{re.escape(message)}"):
-        parse_route(text)
+        assignment.parse_route(text)
 
 
 def test_published_schema_is_the_one_in_use(root):
     schema = json.loads((root / "docs" / "route.schema.json").read_text())
 
-    assert schema == json.loads(json.dumps(json_schema()))
+    assert schema == json.loads(json.dumps(assignment.json_schema()))
     Draft202012Validator.check_schema(schema)
 
 

@@ -87,17 +87,13 @@ def test_failing_run_fails_the_load(tmp_path):
 INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"
 
 
-@pytest.fixture
-def one_core():
-    """Bind the process to one of its cores for the time of a test."""
+def test_cores_are_those_of_the_affinity():
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
-
-
-def test_cores_are_those_of_the_affinity(one_core):
-    assert available_cores() == 1
+    try:
+        assert available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @cases(
@@ -189,9 +185,8 @@ OPTIONS = onnxruntime.RunOptions()
 
 @pytest.fixture(scope="module")
 def session():
-    nodes = "y = Add(x, x) total = ReduceSum<keepdims = 0>(x, axes)"
     io = "(float[N,M] x) => (float[N,M] y, float[N] total) <int64[1] axes = {1}>"
-    model = written(f"{io} {{ {nodes} }}")
+    model = written(f"{io} {{ y = Add(x, x) total = ReduceSum<keepdims = 0>(x, axes) }}")
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
@@ -243,9 +238,8 @@ def test_output_without_a_row_for_each_input_is_refused(session):
     model = written("(float[N,M] x) => (float[K,M] y) { y = Concat<axis = 0>(x, x) }")
     twice = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
-    with pytest.raises(
-        errors.InferenceFailed, match=r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"
-    ):
+    message = r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"
+    with pytest.raises(errors.InferenceFailed, match=message):
         RecordedRuns(np, "cpu", 0, sizes=[4])(twice, {"x": rows(3)}, ["y"], OPTIONS)
 
     (y,) = RecordedRuns(np, "cpu", 0)(twice, {"x": rows(3)}, ["y"], OPTIONS)

@@ -19,17 +19,9 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.config.server_flags import backend_settings, flag_values
 from nereid.base.errors import ServerError
 from nereid.cli.main import app
-from nereid.server import ports, preflight, run_dir
+from nereid.server import installation, ports, preflight, run_dir
 from nereid.server.command_line import ServerOptions, environment
 from nereid.server.embedded_server import unservable_models
-from nereid.server.installation import (
-    FOLDER,
-    LIBRARY,
-    STUB,
-    assemble_backends,
-    cuda_folders,
-    find_installation,
-)
 from nereid.server.ports import Ports, check_ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from nereid.server.serve import announcement
@@ -307,24 +299,26 @@ def test_backends_of_an_installed_triton_come_first(tmp_path):
     root = tmp_path / "tritonserver"
     for name in (
         "bin/tritonserver",
-        f"backends/python/{STUB}",
-        f"backends/python/{LIBRARY}",
+        f"backends/python/{installation.STUB}",
+        f"backends/python/{installation.LIBRARY}",
         "backends/onnxruntime/libtriton_onnxruntime.so",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
 
-    backends = assemble_backends(find_installation({FOLDER: str(root)}), tmp_path / "backends")
+    installed = installation.find_installation({installation.FOLDER: str(root)})
+    backends = installation.assemble_backends(installed, tmp_path / "backends")
 
-    assert (backends / "python" / STUB).read_text() == f"backends/python/{STUB}"
+    assert (backends / "python" / installation.STUB).read_text() == f"backends/python/{installation.STUB}"
     assert [path.name for path in (backends / "onnxruntime").iterdir()] == ["libtriton_onnxruntime.so"]
     ours = {path.parent.name for path in backends.glob("*/model.py")}
     assert ours == {"preprocess", "text_reader", "fused", "ab_router", "boxes"}
 
 
 def test_missing_part_of_an_installed_triton_is_named(tmp_path):
-    with pytest.raises(ServerError, match=f"^{FOLDER} is '{tmp_path}', which has no bin/tritonserver$"):
-        find_installation({FOLDER: str(tmp_path)})
+    message = f"^{installation.FOLDER} is '{tmp_path}', which has no bin/tritonserver$"
+    with pytest.raises(ServerError, match=message):
+        installation.find_installation({installation.FOLDER: str(tmp_path)})
 
 
 def test_cuda_libraries_of_pip_are_searched_last(tmp_path, monkeypatch):
@@ -333,9 +327,10 @@ def test_cuda_libraries_of_pip_are_searched_last(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
 
-    words = environment(find_installation({}), {"LD_LIBRARY_PATH": "/opt/cuda"})["LD_LIBRARY_PATH"].split(":")
+    found = environment(installation.find_installation({}), {"LD_LIBRARY_PATH": "/opt/cuda"})
+    words = found["LD_LIBRARY_PATH"].split(":")
 
-    assert folder in cuda_folders()
+    assert folder in installation.cuda_folders()
     assert words.index("/opt/cuda") < words.index(str(folder))
 
 
@@ -377,9 +372,8 @@ def test_models_that_run_a_damaged_version_are_not_served(profile, models, repos
     found = reasons(repository, profile)
 
     assert {*found} == models
-    damaged = (
-        f"version 1 of '{NETWORK}' is damaged: 'model.onnx' {'is missing' if is_missing else 'has changed'}"
-    )
+    change = "is missing" if is_missing else "has changed"
+    damaged = f"version 1 of '{NETWORK}' is damaged: 'model.onnx' {change}"
     assert damaged in found["classify_v1"]
     assert found["classify_v1"].endswith("; fix: restore the file, or publish it as a new version")
     if profile == "ensemble":  # the network with both versions is one model of Triton
@@ -477,10 +471,8 @@ def test_reason_of_a_failed_start_is_named(lines, reason):
 def test_refused_load_names_the_model_and_its_reason():
     """Recorded from Triton 24.10."""
     log, _ = read(LOADING)
-    reason = (
-        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: RuntimeError: no weights"
-    )
-    body = json.dumps({"error": f"{reason}\n\nAt:\n  /r/m/1/model.py(3): initialize\n;\n"})
+    why = "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: RuntimeError: no weights"
+    body = json.dumps({"error": f"{why}\n\nAt:\n  /r/m/1/model.py(3): initialize\n;\n"})
 
     assert str(log.refused_load("m", body)) == "model 'm': RuntimeError: no weights"
     assert log.failures.keys() == {"m"}

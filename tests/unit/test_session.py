@@ -257,9 +257,8 @@ def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):
     one_by_one = parameter("nereid.run_batch_size", "1")
     session = open_model(model, BATCHES + X + tensor("output", "y", "FP32", [-1]) + one_by_one)
 
-    bad, good = session.run_requests(
-        [{"x": np.array(rows, np.float32)} for rows in ([[1, 0, 0], [1, 1, 0]], [[0, 2, 0]])], [["y"]] * 2
-    )
+    requests = [{"x": np.float32(rows)} for rows in ([[1, 0, 0], [1, 1, 0]], [[0, 2, 0]])]
+    bad, good = session.run_requests(requests, [["y"]] * 2)
 
     assert isinstance(bad, InferenceFailed)
     assert_same(good, {"y": np.array([[2]], np.float32)})

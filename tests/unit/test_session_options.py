@@ -11,15 +11,9 @@ import pytest
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
+from nereid.vision.inference import session_options
 from nereid.vision.inference.run_sizes import ThreadCounts
-from nereid.vision.inference.session_options import (
-    BackendSettings,
-    SessionSettings,
-    Sharing,
-    on_available_provider,
-    providers,
-    session_settings,
-)
+from nereid.vision.inference.session_options import BackendSettings, Sharing, providers, session_settings
 from tests.tables import cases, rows
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -33,19 +27,13 @@ ONE_INSTANCE = [{"kind": "KIND_CPU", "count": 1}]
 TWO_INSTANCES = [{"kind": "KIND_CPU", "count": 2}]
 
 
-def config(
-    parameters: dict[str, str] | None = None,
-    kind: str = "CPU",
-    device_id: int = 0,
-    folder: Path = Path("/r/m"),
-    **document,
-) -> ModelConfig:
+def config(parameters=None, kind="CPU", device_id=0, folder=Path("/r/m"), **document) -> ModelConfig:
     given = {key: {"string_value": value} for key, value in (parameters or {}).items()}
     base = {"name": "m", "backend": "onnxruntime", "max_batch_size": 8, "instance_group": ONE_INSTANCE}
     return ModelConfig.from_document({**base, "parameters": given, **document}, folder, 1, kind, device_id)
 
 
-def accelerated(gpu=(), cpu=(), **more) -> ModelConfig:
+def accelerated(gpu=(), cpu=(), kind="GPU", **more) -> ModelConfig:
     """Build the config of an instance on GPU 3 with accelerators: (name, parameters) each."""
     lists = {"gpu_execution_accelerator": gpu, "cpu_execution_accelerator": cpu}
 
@@ -53,12 +41,10 @@ def accelerated(gpu=(), cpu=(), **more) -> ModelConfig:
         return [{"name": name, "parameters": parameters} for name, parameters in pairs]
 
     accelerators = {key: named(pairs) for key, pairs in lists.items() if pairs}
-    return config(
-        **{"kind": "GPU", "device_id": 3, "optimization": {"execution_accelerators": accelerators}, **more}
-    )
+    return config(kind=kind, device_id=3, optimization={"execution_accelerators": accelerators}, **more)
 
 
-def entry(settings: SessionSettings, key: str) -> str | None:
+def entry(settings: session_options.SessionSettings, key: str) -> str | None:
     try:
         if key == SHRINKAGE:
             return settings.run_options.get_run_config_entry(key)
@@ -334,16 +320,14 @@ def from_cpu_block(name: str, available: Sequence[str]) -> None:
 
 BIG = {"max_workspace_size_bytes": "big"}
 NO_BF16 = "unsupported precision mode 'BF16' is requested"
-EXECUTION_MODE = (
-    "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
-)
+MODE = "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
 NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {CUDA}, {CPU}; fix: install "
 
 
 @rows(
     (from_flag, ("default-max-batch-size=many",), unreadable("many")),
     (from_flag, ("enable-global-threadpool=yes",), unreadable("yes", "boolean")),
-    (from_parameter, ("execution_mode", "2"), EXECUTION_MODE),
+    (from_parameter, ("execution_mode", "2"), MODE),
     (from_parameter, ("inter_op_thread_count", ""), unreadable("")),
     (from_parameter, ("enable_mem_arena", "yes"), unreadable("yes", "boolean")),
     (from_parameter, ("nereid.run_batch_size", "two"), unreadable("two")),
@@ -389,9 +373,9 @@ def on_gpu(tmp_path):
 def test_gpu_that_triton_chose_may_be_a_cpu(kinds, profile, kind, on_gpu):
     model = on_gpu(**kinds)
 
-    assert on_available_provider(model, [CPU], profile).kind == kind
+    assert session_options.on_available_provider(model, [CPU], profile).kind == kind
 
 
 def test_config_is_unchanged_where_the_device_is_available(on_gpu):
     for model, available in ((on_gpu(config="KIND_AUTO"), [CUDA, CPU]), (config(), [CPU])):
-        assert on_available_provider(model, available, "") is model
+        assert session_options.on_available_provider(model, available, "") is model

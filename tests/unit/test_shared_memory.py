@@ -13,17 +13,8 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import CHELSEA, COFFEE
+from nereid.client import classifier_errors as errors
 from nereid.client import shared_memory
-from nereid.client.classifier_errors import (
-    ClassifierError,
-    Overloaded,
-    RequestRefused,
-    ServerFailed,
-    TimedOut,
-    Unavailable,
-    Unreachable,
-    from_triton,
-)
 from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
 from nereid.client.transport import run
@@ -34,8 +25,8 @@ from tests.tables import cases
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
-NO_FILE = ServerFailed("Unable to open shared memory region: '/x'")
-RESTRICTED = RequestRefused("This protocol is restricted, expecting header 'x'")
+NO_FILE = errors.ServerFailed("Unable to open shared memory region: '/x'")
+RESTRICTED = errors.RequestRefused("This protocol is restricted, expecting header 'x'")
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +45,8 @@ class Triton:
 
     url, protocol = "localhost:1", "http"
 
-    def __init__(self, *known: str, **errors: Any) -> None:
-        self.known, self.errors = [*known], errors
-        self.calls: list[str] = []
+    def __init__(self) -> None:
+        self.known, self.errors, self.calls = [], {}, []
 
     async def call(self, name: str, remaining_s: float, *args: Any) -> Any:
         verb = name.split("_")[0]
@@ -86,7 +76,7 @@ class Client:
         async def infer(tensor: Any) -> str:
             used.append(tensor.parameters["shared_memory_region"])
             if isinstance(self.triton.errors.get("infer"), str):
-                raise ServerFailed(f"region {used[-1]} is not there")
+                raise errors.ServerFailed(f"region {used[-1]} is not there")
             await self.triton.call("infer", 5)
             return "answer"
 
@@ -104,20 +94,20 @@ def client():
 @cases(
     not_allowed=({"register": RESTRICTED}, "fix: nereid serve --allow-shm"),
     another_folder=({"register": NO_FILE}, "the server cannot open the region: it needs this machine's"),
-    gateway=({"register": ServerFailed("no method")}, "as gateways and proxies do (no method)"),
+    gateway=({"register": errors.ServerFailed("no method")}, "as gateways and proxies do (no method)"),
     several_servers=({"infer": "lost"}, "the server does not keep its regions"),
 )
-def test_refused_image_is_sent_as_bytes(errors, reason, client, files, caplog):
-    client.triton.errors = errors
+def test_refused_image_is_sent_as_bytes(failures, reason, client, files, caplog):
+    client.triton.errors = failures
 
     assert [client.send() for _ in range(3)] == [None] * 3
     assert reason in client.memory.refusal
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     # One of several servers may have the region; the next attempt releases it.
-    assert len(files()) == ("infer" in errors)
+    assert len(files()) == ("infer" in failures)
     client.now_s += shared_memory.RETRY_S
     assert client.send() is None
-    assert len(files()) == ("infer" in errors)
+    assert len(files()) == ("infer" in failures)
 
 
 def test_decision_stays_for_a_while(client, caplog):
@@ -138,12 +128,10 @@ def test_decision_stays_for_a_while(client, caplog):
     assert client.memory.refusal == ""
 
 
-@pytest.mark.parametrize(
-    "failure", [TimedOut("late"), Unreachable("gone"), Unavailable("not loaded"), Overloaded("busy")], ids=str
-)
-def test_server_that_is_not_there_has_refused_nothing(client, failure):
-    client.triton.errors = {"register": [failure]}
-    with pytest.raises(type(failure)):
+@pytest.mark.parametrize("kind", [errors.TimedOut, errors.Unreachable, errors.Unavailable, errors.Overloaded])
+def test_server_that_is_not_there_has_refused_nothing(client, kind):
+    client.triton.errors = {"register": [kind("why")]}
+    with pytest.raises(kind):
         client.send()
 
     assert client.memory.refusal == ""
@@ -153,27 +141,27 @@ def test_server_that_is_not_there_has_refused_nothing(client, failure):
 def test_forgotten_region_is_registered_again(client):
     """As after a restart of the server."""
     first = client.send()
-    client.triton.errors = {"infer": [ServerFailed(f"Unable to find shared memory region: '{first}'")]}
+    client.triton.errors = {"infer": [errors.ServerFailed(f"Unable to find shared memory region: '{first}'")]}
 
     assert client.send() == first
     assert client.triton.calls.count("register") == 2
 
 
-BROKEN_STREAM = from_triton(
+BROKEN_STREAM = errors.from_triton(
     InferenceServerException("Received RST_STREAM with error code 2", "StatusCode.INTERNAL")
 )
 
 
 @cases(
-    failed=(ServerFailed("in ensemble 'x', inference failed: why"), True),
-    refused=(RequestRefused("why"), True),
+    failed=(errors.ServerFailed("in ensemble 'x', inference failed: why"), True),
+    refused=(errors.RequestRefused("why"), True),
     broken_stream=(BROKEN_STREAM, False),
-    late=(TimedOut("deadline exceeded: why"), False),
+    late=(errors.TimedOut("deadline exceeded: why"), False),
 )
 def test_region_is_used_again_after_an_answer_of_tritons_own(failure, is_same, client, files):
     """A broken stream may have the status of a response, and proves nothing."""
     client.triton.errors = {"infer": [failure]}
-    with suppress(ClassifierError):
+    with suppress(errors.ClassifierError):
         client.send()
     (first,) = files()
 
@@ -183,9 +171,9 @@ def test_region_is_used_again_after_an_answer_of_tritons_own(failure, is_same, c
 
 def test_retired_region_is_removed_after_its_release(client, files):
     """At most once a second, a request also tries that; the request does not fail with it."""
-    in_use = ServerFailed("it is currently in use")
-    client.triton.errors = {"infer": [Unreachable("broken")], "unregister": [in_use, Unreachable("broken")]}
-    with pytest.raises(Unreachable):
+    in_use, broken = errors.ServerFailed("it is currently in use"), errors.Unreachable("broken")
+    client.triton.errors = {"infer": [broken], "unregister": [in_use, broken]}
+    with pytest.raises(errors.Unreachable):
         client.send()
     (first,) = files()
 
@@ -262,7 +250,7 @@ def test_region_without_an_answer_is_never_used_again(monkeypatch, files, way, s
         if step is None:  # repeated immediately, with another region
             assert classifier.classify(PHOTO).timings.attempts == 2
         else:
-            with pytest.raises(TimedOut):
+            with pytest.raises(errors.TimedOut):
                 classifier.classify(PHOTO, timeout_s=0.1)
         classifier.classify(CHELSEA)
         content = (FOLDER / first).read_bytes()
@@ -277,7 +265,7 @@ def test_region_without_an_answer_is_never_used_again(monkeypatch, files, way, s
 def test_close_waits_for_a_server_that_reads(files, way):
     script = Script("silence")
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
-        with pytest.raises(TimedOut):
+        with pytest.raises(errors.TimedOut):
             classifier.classify(PHOTO, timeout_s=0.1)
         (region,) = script.read = files()
         threading.Timer(0.3, script.read.clear).start()
@@ -306,7 +294,7 @@ def test_broken_connection_of_a_client_ends_its_decision():
 def test_error_of_an_image_is_not_a_refusal():
     script = Script(error("invalid image: why"), PREDICTION)
     with serving(script) as url, opened("sync", url, "http", shared_memory="system") as classifier:
-        with pytest.raises(RequestRefused, match="invalid image"):
+        with pytest.raises(errors.RequestRefused, match="invalid image"):
             classifier.classify(PHOTO)
         assert classifier.shared_memory_refusal == ""
     assert len(script.peers) == 1

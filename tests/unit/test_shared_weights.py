@@ -10,14 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
 from nereid.vision.inference import network_file, session_options, shared_weights
 from nereid.vision.inference.session import Session
-from tests.networks import constant, network, store, tensor, value, written
+from tests.networks import store, tensor, value, written
 from tests.tables import cases
 
 
@@ -173,20 +172,13 @@ def recurrent(op: str, gates: int, hidden: int):
 
 def branch():
     """Return a network whose weights belong to the two branches of an If, and have odd sizes."""
-    inner = [
-        helper.make_graph(
-            [node], name, [], [value(name, "FP32", ["n", columns])], [constant(f"A{name}", weights)]
-        )
-        for name, columns in (("u", 37), ("v", 41))
-        for weights in [np.full((70, columns), 0.5, np.float32)]
-        for node in [helper.make_node("MatMul", ["x", f"A{name}"], [name])]
-    ]
-    nodes = [
-        helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0),
-        helper.make_node("Cast", ["m"], ["c"], to=TensorProto.BOOL),
-        helper.make_node("If", ["c"], ["y"], then_branch=inner[0], else_branch=inner[1]),
-    ]
-    return network(nodes, [value("x", "FP32", ["n", 70])], [value("y", "FP32", ["n", None])])
+    branches = []
+    for name, columns in (("then", 37), ("else", 41)):
+        weights = ", ".join(["0.5"] * 70 * columns)
+        io = f"() => (float[n,{columns}] {name}_y) <float[70,{columns}] {name}_A = {{{weights}}}>"
+        branches.append(f"{name}_branch = {name} {io} {{ {name}_y = MatMul(x, {name}_A) }}")
+    chosen = "m = ReduceMax<keepdims = 0>(x) c = Cast<to = 9>(m)"
+    return written(f"(float[n,70] x) => (float[n,?] y) {{ {chosen} y = If(c)<{', '.join(branches)}> }}")
 
 
 def old(nodes: str, **constants: np.ndarray) -> onnx.ModelProto:

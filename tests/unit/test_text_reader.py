@@ -89,9 +89,8 @@ def test_few_lines_that_seem_upside_down_are_read_in_both_directions():
     def direction(lines: np.ndarray) -> np.ndarray:
         return np.array(next(seen, [[1, 0]] * len(lines)), np.float32)
 
-    (found,) = reader(other=Networks(default.detect, direction, default.recognise)).read(
-        [encoded(page(LINES[:1]))]
-    )
+    turning = reader(other=Networks(default.detect, direction, default.recognise))
+    (found,) = turning.read([encoded(page(LINES[:1]))])
 
     assert texts(found) == EXPECTED[:1]
 
@@ -144,9 +143,8 @@ def test_large_image_is_read_from_fewer_pixels():
 def test_bad_images_fail_alone():
     refused = errors.InvalidRequest("expected one image per request, got 2")
 
-    good, damaged, error, too_large = reader(Limits(max_image_pixels=150 * 640 * 3)).read(
-        [encoded(page()), b"no image", refused, encoded(Image.new("1", (2000, 2000)))]
-    )
+    images = [encoded(page()), b"no image", refused, encoded(Image.new("1", (2000, 2000)))]
+    good, damaged, error, too_large = reader(Limits(max_image_pixels=150 * 640 * 3)).read(images)
 
     assert texts(good) == EXPECTED
     assert isinstance(damaged, errors.InvalidImage)
@@ -217,9 +215,8 @@ def failing_recogniser() -> TextReader:
 def test_failing_recogniser_fails_the_images_with_lines():
     label, blank = encoded(page()), encoded(Image.new("RGB", (300, 200), "white"))
 
-    with_text, empty, late, damaged = failing_recogniser().read(
-        [label, blank, label, label[:50]], [lambda: None, lambda: None, expired, lambda: None]
-    )
+    checks = [lambda: None, lambda: None, expired, lambda: None]
+    with_text, empty, late, damaged = failing_recogniser().read([label, blank, label, label[:50]], checks)
 
     assert isinstance(with_text, errors.InferenceFailed)
     assert empty == []
@@ -232,9 +229,8 @@ def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
     """The failure of a recogniser belongs to the images that still wait for it."""
     looks, image = iter((False, True)), encoded(page(("RB123456785GB",)))
 
-    late, waiting = failing_recogniser().read(
-        [image, image], [lambda: expired() if next(looks) else None, lambda: None]
-    )
+    checks = [lambda: expired() if next(looks) else None, lambda: None]
+    late, waiting = failing_recogniser().read([image, image], checks)
 
     assert isinstance(late, errors.DeadlineExceeded)
     assert isinstance(waiting, errors.InferenceFailed)

@@ -52,9 +52,8 @@ def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
 
 
 def reading(read_s: float, text: str = "", **changed: object) -> Reading:
-    machine = MachineReading(
-        {0: (int(10 * read_s), int(100 * read_s))}, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None
-    )
+    cores = {0: (int(10 * read_s), int(100 * read_s))}
+    machine = MachineReading(cores, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None)
     plain = Reading(read_s, SERVER, page(text), (), machine, [], {"dogs": ROUTE}, {})
     return replace(plain, **changed)  # type: ignore[arg-type]
 
@@ -127,9 +126,8 @@ def test_versions_are_in_the_order_of_their_numbers():
 
 def test_a_restart_is_named_and_its_counts_are_new():
     """The new server has counted only since its start, which lies in the interval."""
-    found = measure(
-        reading(10, requests(100, 100)), reading(12, requests(104, 0), server=replace(SERVER, pid=51))
-    )
+    restarted = reading(12, requests(104, 0), server=replace(SERVER, pid=51))
+    found = measure(reading(10, requests(100, 100)), restarted)
 
     assert variant_of(found, "v1").requests_per_s == 52.0
     assert found.notes == ["tritonserver restarted: pid 50 became 51"]

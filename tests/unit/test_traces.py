@@ -152,21 +152,27 @@ def test_traces_are_kept_for_a_reason_and_at_a_limited_rate():
     assert kept(5000, seconds=2, keep=CALLER) <= 2.5 * MAX_KEPT_PER_S + 1
 
 
-def test_late_record_of_a_kept_trace_is_exported():
-    traces, found = exporting()
-    traces.add(encoded(ROUTE | {"sampled": True}), 0)
-    traces.expire(HOLD_S)
-    traces.add(encoded(record("attempt", "attempt v2", "late", "r", 5, 500)), 5)
-    traces.expire(5 + HOLD_S)
+LATE = record("attempt", "attempt v2", "late", "r", 5, 500)
 
-    assert [each["name"] for each in found] == ["route r", "attempt v2"]
+
+@cases(
+    late_attempt=(ROUTE | {"sampled": True}, HOLD_S, LATE, 5, ["route r", "attempt v2"]),
+    slow_first_step=(MODEL, 10, ROUTE | {"keep": SERVER}, 10, ["m", "route r"]),
+)
+def test_records_of_a_kept_trace_are_exported(first, expired_s, second, second_s, names):
+    """Also one that comes late; the record of a first step waits for the route, however late that comes."""
+    traces, found = exporting()
+    traces.add(encoded(first), 0)
+    traces.expire(expired_s)
+    traces.add(encoded(second), second_s)
+    traces.expire(second_s + HOLD_S)
+
+    assert [each["name"] for each in found] == names
 
 
 def test_memory_is_bounded():
     finished = []
-    traces = Traces(
-        lambda lines: None, lambda records: None, lambda records, is_kept: finished.append(records)
-    )
+    traces = Traces([].extend, [].extend, lambda records, is_kept: finished.append(records))
     for number in range(MAX_TRACES + 100):
         traces.add(encoded(ROUTE | {"trace": str(number)}), 0)
 
@@ -255,17 +261,6 @@ def test_images_of_a_batch_have_their_own_time():
     found = lines(both, ROUTE, MODEL, ROUTE | {"span": "r2", "parent": "j", "inner": []})
 
     assert [line["ms"] < 110 for line in found] == [True, True]
-
-
-def test_slow_steps_stay_in_their_trace():
-    """The record of a first step waits for the route, however late that comes."""
-    traces, found = exporting()
-    traces.add(encoded(MODEL), 0)
-    traces.expire(10)
-    traces.add(encoded(ROUTE | {"keep": SERVER}), 10)
-    traces.expire(10 + HOLD_S)
-
-    assert [each["name"] for each in found] == ["m", "route r"]
 
 
 def test_one_trace_of_many_requests_is_limited():
@@ -397,9 +392,8 @@ def test_line_of_another_release_is_an_error_with_its_number(written, line):
     written.path.write_bytes(written.path.read_bytes() + line)
     append(written, Note("e"))
 
-    with pytest.raises(
-        OperationFailed, match=r"^cannot read line 4 of '.*': another release of nereid wrote it"
-    ):
+    message = r"^cannot read line 4 of '.*': another release of nereid wrote it"
+    with pytest.raises(OperationFailed, match=message):
         written.read()
     assert (written.read_intact(), written.note_on_damage()) == ((*NOTES, Note("e")), "")
 

@@ -45,9 +45,8 @@ def resized(image, transform, rows_first=True):
     longer = int(size * long / short)
     size_wh = (size, longer) if image.width <= image.height else (longer, size)
     left, top = (round((whole - part) / 2) for whole, part in zip(size_wh, wanted, strict=True))
-    return np.asarray(resize(image, size_wh, method, rows_first))[
-        top : top + wanted[1], left : left + wanted[0]
-    ]
+    whole = np.asarray(resize(image, size_wh, method, rows_first))
+    return whole[top : top + wanted[1], left : left + wanted[0]]
 
 
 @rows(

@@ -153,9 +153,8 @@ def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
 
     assert best in searching.failures
     assert (result.verdict, result.document()["chosen"]) == ("kept", None)
-    assert result.reason() == (
-        "default kept: instances 3, delay 0 was best, but failed in the final rounds: rejected"
-    )
+    reason = "default kept: instances 3, delay 0 was best, but failed in the final rounds: rejected"
+    assert result.reason() == reason
 
 
 def test_default_that_rarely_misses_the_p99_still_counts():

@@ -207,9 +207,8 @@ def test_binary_data_have_the_size_of_their_shape(size):
 @asynchronous
 async def test_long_check_leaves_the_event_loop():
     """A megabyte of numbers takes some ms: other callbacks run meanwhile."""
-    text = json.dumps(
-        {"inputs": [{"name": "x", "shape": [300_000], "datatype": "FP32", "data": [1] * 300_000}]}
-    )
+    tensor = {"name": "x", "shape": [300_000], "datatype": "FP32", "data": [1] * 300_000}
+    text = json.dumps({"inputs": [tensor]})
     checking, turns = asyncio.create_task(inference_body.check_body_apart(SETTINGS, text.encode(), None)), 0
     while not checking.done():
         await asyncio.sleep(0)
@@ -253,9 +252,8 @@ def test_any_message_is_checked_or_rejected(data):
         field, _ = CONTENTS.get(datatype, ("fp32_contents", ""))
         if data.draw(st.booleans()):
             tensor.contents.SetInParent()
-            getattr(tensor.contents, field).extend(
-                [b"x"] * count if field == "bytes_contents" else [1] * count
-            )
+            element = b"x" if field == "bytes_contents" else 1
+            getattr(tensor.contents, field).extend([element] * count)
         if data.draw(st.booleans()):
             message.raw_input_contents.append(bytes(count * inference_body.ELEMENT_BYTES.get(datatype, 4)))
 
@@ -276,9 +274,7 @@ def test_damaged_message_is_checked_or_rejected(data):
         check_is_safe(checked)
 
 
-def typed_message(
-    count: int, field: str = "int_contents", datatype: str = "INT8", value: int = 1
-) -> v2.ModelInferRequest:
+def typed_message(count, field="int_contents", datatype="INT8", value=1) -> v2.ModelInferRequest:
     message = v2.ModelInferRequest(model_name="m")
     contents = message.inputs.add(name="x", datatype=datatype, shape=[count]).contents
     getattr(contents, field).extend([b"" if field == "bytes_contents" else value] * count)
