@@ -1,4 +1,4 @@
-"""The tasks of models, one folder each; every other room reads their records and names none."""
+"""Model tasks, one folder each; the other packages use their records and never name a particular task."""
 
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nereid.tasks.task import Task
 
-if TYPE_CHECKING:  # NumPy costs a command 50 ms
+if TYPE_CHECKING:  # importing NumPy adds 50 ms to a command
     from nereid.tasks.task_outputs import TaskOutputs
 
 
@@ -18,26 +18,26 @@ def _records() -> tuple[Task, ...]:
 
 TASKS: tuple[Task, ...] = _records()
 DEFAULT: Task = next(task for task in TASKS if task.is_default)
-# By the name of the backend; of tasks that share one, the first.
+# By backend name; if several tasks share a backend, the first one is used.
 BY_BACKEND: Mapping[str, Task] = {task.backend.name: task for task in reversed(TASKS) if task.backend}
 
 
 def face_of_backend(backend: str, name: str) -> Any:
-    """Import a face of the task whose models have a backend; None if there is none."""
+    """Import a face of the task whose models use a backend; None if there is no such task or face."""
     task = BY_BACKEND.get(backend)
     return task.face(name) if task else None
 
 
 def task_of(outputs: Collection[str]) -> Task | None:
-    """Return the task of a model with these outputs; of several that fit, the one with most outputs."""
+    """Return the task of a model with these outputs; if several match, the one requiring the most outputs."""
     fitting = [task for task in TASKS if {*task.outputs} <= {*outputs}]
     return max(fitting, key=lambda task: len(task.outputs), default=None)
 
 
 def outputs_of(outputs: Sequence[str], class_names: Sequence[str] = ()) -> "TaskOutputs":
-    """Return what the outputs of a model mean; they are in the order of its config.
+    """Return what a model's outputs mean; `outputs` are in the order of its config.
 
-    A model with other outputs counts as a classifier whose first output has the scores.
+    A model with other outputs is treated as a classifier whose first output holds the scores.
     """
     result: TaskOutputs = (task_of(outputs) or DEFAULT).face("outputs")(outputs, class_names)
     return result

@@ -1,4 +1,4 @@
-"""The record of a task: all that other rooms know about it."""
+"""The record of a task: everything that other packages know about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from nereid.base.assets import REPOSITORY
 
 @dataclass(frozen=True, slots=True)
 class NumberOption:
-    """A whole number, at least 1, that a command passes on with each request.
+    """A whole number, at least 1, that a command passes along with each request.
 
     Attributes:
-        name: of the option, without `--`.
-        argument: name among the options of a request of the client.
-        default: value without the option.
-        help: help of the option.
+        name: option name, without `--`.
+        argument: name of the client's request option.
+        default: value if the option is not given.
+        help: help text of the option.
     """
 
     name: str
@@ -28,15 +28,15 @@ class NumberOption:
 
 @dataclass(frozen=True, slots=True)
 class CommandTexts:
-    """What the help of a task's command says; a task with the face `view` has them.
+    """Help texts of a task's command; required for a task with the face `view`.
 
     Attributes:
         help: first sentence of the help: what the command does.
         csv: help of `--csv`: which rows it prints.
         note: last sentence of the help, about images without a result.
-        draws: whether the view has boxes for `--draw`.
-        suffixes: of files in a folder that it reads, besides images.
-        writes_pdf: whether the view has `searchable` for `--pdf`.
+        draws: whether the view provides boxes for `--draw`.
+        suffixes: suffixes of the files in a folder that it reads, besides images.
+        writes_pdf: whether the view provides `searchable` for `--pdf`.
         numbers: further options.
     """
 
@@ -49,19 +49,19 @@ class CommandTexts:
     numbers: tuple[NumberOption, ...] = ()
 
 
-# Where a model's networks run: in its own process, or as models of the server.
+# Where a model's networks run: in its own process, or as models on the server.
 IN_PROCESS, SERVED = "in_process", "served"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBackend:
-    """The backend of Triton for a task's models.
+    """The Triton backend of a task's models.
 
     Attributes:
-        name: as in the configs of its models.
-        parts: parameters that name the models behind one of its models; each has a `…_version`, too.
-        networks: where these run without the parameter `networks`: `in_process`, or `served` by Triton.
-        instance_bytes: memory of a process that runs them itself; 0 for that of one network.
+        name: backend name in the models' configs.
+        parts: parameters that name the models behind one of its models; each also has a `…_version`.
+        networks: where these run if the parameter `networks` is missing: `in_process`, or `served` by Triton.
+        instance_bytes: memory of a process that runs them itself; 0 for the memory of one network.
     """
 
     name: str
@@ -74,25 +74,25 @@ class TaskBackend:
 class Task:
     """One task.
 
-    Triton's stubs import all records, so a record has texts only. Its faces are imported on first use.
+    Triton's stubs import all records, so a record contains only text. Its faces are imported on first use.
 
     Attributes:
-        name: as in `nereid add --task NAME` and `/v1/models`; also the name of its command.
+        name: task name in `nereid add --task NAME` and `/v1/models`; also the name of its command.
         work: what its models do, for messages: `finds objects`.
-        present, past: what its command does: `searching`, `searched`.
-        model: name of the model that is used first.
+        present, past: what its command is doing or has done: `searching`, `searched`.
+        model: name of the model to use first.
         outputs: names of the outputs that a model must have.
         path: path of its REST endpoint.
-        repository: the models of the package for this task; None if it has none.
+        repository: the models shipped for this task; None if there are none.
         fix: how to get a model.
-        sample: image of the package on which its models find something; None for any photo.
-        extends: name of the task that its models can do, too; such a task has no command of its own.
-        network: what the networks that it adds return, for help: `scores of classes`; empty for none.
-        is_default: whether it is the task of models that no other task recognises.
+        sample: shipped image on which its models find something; None if any photo will do.
+        extends: name of a task that its models can also do; such a task has no command of its own.
+        network: what networks added for it return, for help: `scores of classes`; empty if none can be added.
+        is_default: whether models that no other task recognises belong to it.
         command: texts of its command, `nereid NAME`; None if it has no face `view`.
-        backend: that of models which need more than preprocessing and a network; None for none.
-        faces: what a room imports, by the name of the face, as `module:NAME` within the folder of the task.
-        public: names that `import nereid` offers, by their module within the folder.
+        backend: backend of models that need more than preprocessing and a network; None if not needed.
+        faces: objects imported by other packages, by face name, as `module:NAME` within the task's folder.
+        public: names exported by `import nereid`, by module within the folder.
     """
 
     name: str
@@ -120,13 +120,13 @@ class Task:
 
     @property
     def default_repository(self) -> Path:
-        """The repository of its command."""
+        """The default repository of its command."""
         return self.repository or REPOSITORY
 
     def face(self, name: str) -> Any:
-        """Import a face of the task; None if it does not have it.
+        """Import a face of the task; None if the task does not have it.
 
-        The faces, and the rooms that import them:
+        The faces, and the packages that import them:
             outputs: function (names of outputs, class names) -> `TaskOutputs`; backends, drift, comparisons.
             result: `nereid.client.result_kind.ResultKind`; client and gateway.
             client, async_client: subclasses of `ModelClient` and `AsyncModelClient`; command line and drift.
@@ -136,8 +136,8 @@ class Task:
                 further operations. `page.js` beside it shows the answer on the gateway's page: it exports a
                 `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
-            claims: function (outputs of a network by name, for two or more images) -> whether a network
-                whose task nothing tells is one of this task; `nereid add`. Most tasks recognise a file.
+            claims: function (network outputs by name, for two or more images) -> whether a network of unknown
+                task belongs to this task; `nereid add`. Most tasks recognise a file instead.
             examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
             post_processing: function (config of a model of the backend) ->
                 `nereid.backends.triton.post_processing.LastStep`; backends and checks.

@@ -1,4 +1,4 @@
-"""The interface of a task: all that routes, shadows and drift need to know about it."""
+"""The interface of a task: everything that routes, shadows and drift need to know about it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ class Incomparable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How far two responses are apart.
+    """How far apart two responses are.
 
     Attributes:
-        distance: 0 for equal responses, and at most 1; what it measures depends on the task.
-        is_equal: whether both say the same to their user.
+        distance: 0 for equal responses, at most 1; what it measures depends on the task.
+        is_equal: whether both tell the user the same thing.
     """
 
     distance: float
@@ -29,14 +29,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Signals of the response to a batch; a list is empty if the task has no such signal.
+    """Signals of a batch's response; a list is empty if the task has no such signal.
 
     Attributes:
-        confidence: 0..1, of each image with something found.
-        entropy: 0..1, of each image.
+        confidence: 0..1, for each image in which something was found.
+        entropy: 0..1, for each image.
         best: index of the best class of each image.
-        found: number of lines or objects of each image.
-        about: attributes for the trace of the request.
+        found: number of lines or objects in each image.
+        about: attributes for the request's trace.
     """
 
     confidence: Sequence[float] = ()
@@ -47,7 +47,7 @@ class Signals:
 
     @property
     def of_images(self) -> Mapping[str, Sequence[float]]:
-        """The signals with a distribution, by the names of their metrics."""
+        """The signals that have a distribution, by metric name."""
         return {"confidence": self.confidence, "entropy": self.entropy, "found": self.found}
 
 
@@ -60,10 +60,10 @@ class TaskOutputs(Protocol):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Tensors that a model of the task has; those that are compared and measured."""
+        """Tensors of a model of this task that are compared and measured."""
 
     def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
-        """Compare the response of a variant with that of a shadow; raises Incomparable."""
+        """Compare a variant's response with a shadow's; raises Incomparable."""
 
     def signals(self, outputs: Arrays) -> Signals | None:
-        """Return the signals of a response; None if it cannot be measured."""
+        """Return the signals of a response; None if they cannot be measured."""

@@ -1,1 +1,1 @@
-"""Encoded bytes to tensors, and ONNX Runtime's sessions."""
+"""Conversion of encoded bytes to tensors, and ONNX Runtime sessions."""

@@ -12,7 +12,7 @@ class TritonPythonModel:
     """One public name in front of several pinned models."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read the route; an invalid one fails the load."""
+        """Read the route; the load fails if it is invalid."""
         stub_processes.close_connections()
         self.model = RouteModel(ModelConfig.from_args(args), args["model_instance_name"])
 
@@ -21,5 +21,5 @@ class TritonPythonModel:
         self.model.execute(requests)
 
     def finalize(self) -> None:
-        """Wait for the requests that are still mirrored."""
+        """Wait for requests that are still being mirrored."""
         self.model.close()

@@ -9,10 +9,10 @@ from nereid.base.config.model_config import ModelConfig
 
 
 class TritonPythonModel:
-    """Outputs of a detector and the image's header to boxes, one outcome per request."""
+    """Converts a detector's outputs and the image header to boxes, one outcome per request."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read head, thresholds and labels; a wrong one fails the load."""
+        """Read head, thresholds and labels; the load fails if one is invalid."""
         stub_processes.close_connections()
         self.model = StepModel(ModelConfig.from_args(args))
 
@@ -21,5 +21,5 @@ class TritonPythonModel:
         return self.model.execute(requests)
 
     def finalize(self) -> None:
-        """Report the end of the instance."""
+        """Report that the instance is shutting down."""
         self.model.close()

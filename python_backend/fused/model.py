@@ -12,14 +12,14 @@ class TritonPythonModel:
     """Encoded images to scores, one outcome per request."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open both siblings; a missing or wrong one fails the load."""
+        """Open both siblings; the load fails if one is missing or invalid."""
         stub_processes.close_connections()
         self.model = FusedModel(ModelConfig.from_args(args, may_use_gpu=True))
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Serve a batch; a bad image fails its own request only. None: the responses are sent later."""
+        """Serve a batch; a bad image fails only its own request. None if responses are sent later."""
         return self.model.execute(requests)
 
     def finalize(self) -> None:
-        """Report the end of the instance."""
+        """Report that the instance is shutting down."""
         self.model.close()

@@ -17,7 +17,7 @@ class TritonPythonModel:
         return auto_complete(auto_complete_model_config)
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open the model file; a wrong config fails the load."""
+        """Open the model file; the load fails if the config is invalid."""
         stub_processes.close_connections()
         self.model = OnnxModel(ModelConfig.from_args(args, may_use_gpu=True))
 
@@ -26,5 +26,5 @@ class TritonPythonModel:
         return self.model.execute(requests)
 
     def finalize(self) -> None:
-        """Report the end of the instance."""
+        """Report that the instance is shutting down."""
         self.model.close()

@@ -15,7 +15,7 @@ class TritonPythonModel:
     """Encoded images to network inputs, one outcome per request."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Build the pipeline; a wrong or contradictory parameter fails the load."""
+        """Build the pipeline; the load fails if a parameter is invalid or contradictory."""
         stub_processes.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
         self.signals = ImageSignals(config)
@@ -25,7 +25,7 @@ class TritonPythonModel:
         self.config, self.has_failed = config, False
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Prepare all images of the batch; a bad image fails its own request only."""
+        """Prepare all images of the batch; a bad image fails only its own request."""
         trace = self.tracer.begin(requests)
         batch = self.pipeline.run([read_images(request) for request in requests])
         if batch.device_failure and not self.has_failed:

@@ -12,14 +12,14 @@ class TritonPythonModel:
     """Encoded images to lines of text, one outcome per request."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open the networks, or check their configs; a missing or wrong one fails the load."""
+        """Open the networks, or check their configs; the load fails if one is missing or invalid."""
         stub_processes.close_connections()
         self.model = ReaderModel(ModelConfig.from_args(args))
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Read a batch; a bad image fails its own request only."""
+        """Read a batch; a bad image fails only its own request."""
         return self.model.execute(requests)
 
     def finalize(self) -> None:
-        """Report the end of the instance."""
+        """Report that the instance is shutting down."""
         self.model.close()

@@ -1,4 +1,4 @@
-"""Classification: one score for each class."""
+"""Classification: one score per class."""
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.contract import SCORES

@@ -75,7 +75,7 @@ class FailedResult(Struct):
     error: Reason
 
 
-# msgspec has no schema for two Structs without a tag.
+# msgspec cannot generate a schema for two Structs without a tag.
 _RESULT = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Result", "FailedResult")]}
 
 
@@ -119,9 +119,9 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     gateway.quotas.take(request.key, sum(work) - 1, is_debt=True)
     given = merged(query, batch)
     headers, top_k = request.forwarded(given), top_k_of(given)
-    # A batch leaves half of the slots to other requests.
+    # A batch leaves half of the slots free for other requests.
     slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
-    # Large images go one at a time anyway, and few of a key may wait.
+    # Large images are processed one at a time anyway, and only a few per key may wait.
     large = asyncio.Semaphore(1)
     failures: list[Failure] = []
 
@@ -154,7 +154,7 @@ def _as_failure(error: Exception) -> Failure:
 
 
 def _report_faults(request: GatewayRequest, failures: list[Failure], count: int) -> None:
-    """Log faults of the server; a batch in which every image failed because of the server fails as a whole.
+    """Log server faults; if the server failed every image, the whole batch fails.
 
     Raises:
         Failure: the failure of one image, if the server failed all of them.
@@ -168,10 +168,10 @@ def _report_faults(request: GatewayRequest, failures: list[Failure], count: int)
 
 
 def merged(query: Mapping[str, str], batch: BatchBody) -> dict[str, str]:
-    """Merge the parameters of query and body.
+    """Merge the parameters of the query and the body.
 
     Raises:
-        Failure: query and body disagree.
+        Failure: the query and the body disagree.
     """
     given = dict(query)
     for name in PARAMETERS:
@@ -189,7 +189,7 @@ def scores(found: Prediction) -> list[Score]:
 def remember(
     gateway: Gateway, request: GatewayRequest, found: Prediction, image: str | int | None = None
 ) -> None:
-    """Keep the best class of an answer for feedback about it."""
+    """Remember the best class of an answer so that feedback can refer to it."""
     if found.labels:
         best, name = found.labels[0], _name(request.owner, request.request_id, image)
         variant = gateway.metrics.variant_label(found.variant)
@@ -212,7 +212,7 @@ async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse
 
 
 def _name(owner: str, request_id: str, image: str | int | None) -> str:
-    # The callers choose the ids: another key may have used the same one. An id and a position of an image are
+    # Callers choose the ids, so another key may have used the same one. An image's id and its position are
     # different names, as in the body of a batch.
     return f"{owner}\0{request_id}" if image is None else f"{owner}\0{request_id}\0{image!r}"
 

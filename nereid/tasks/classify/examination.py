@@ -1,6 +1,6 @@
-"""Outputs that are numbers, such as scores: they are compared value by value with the current version's.
+"""Numeric outputs, such as scores, compared value by value with the current version's.
 
-The networks of tasks without an examination of their own are compared like this, too.
+Tasks without an examination of their own use this one, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,9 @@ from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
 
-# Rounding of a softmax in half precision over 1,000 classes stays below this.
+# Rounding of a half-precision softmax over 1,000 classes stays below this.
 PROBABILITY_SLACK = 0.01
-# Operators that keep the values of an activation in front of them.
+# Operators that preserve the values of a preceding activation.
 KEEPING = frozenset({"Cast", "Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "DequantizeLinear"})
 SIGMOIDS = frozenset({"Sigmoid", "HardSigmoid"})
 TOP = 3
@@ -40,7 +40,7 @@ NUMBER, VECTOR = "one number", "a vector of length 1 (an embedding), as the netw
 
 
 class ComparedScores:
-    """Outputs that go to the callers as they are."""
+    """Outputs that are returned to callers unchanged."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)
 
@@ -49,17 +49,17 @@ class ComparedScores:
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
-        """Return true: any outputs are numbers."""
+        """Return true, because any outputs can be compared as numbers."""
         return True
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
-        """Return the golden images if there is a preprocessing, else random inputs."""
+        """Return the golden images if the model has preprocessing, otherwise random inputs."""
         return golden_samples(self._request, config) if self._request.preprocess else random_samples(config)
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
-        """Return the kind of the scores, and the top classes."""
+        """Return the kind of the scores and the top classes."""
         (name,) = outputs[0]
         for sample, arrays in zip(samples, outputs, strict=True):
             if len(arrays[name]) != 1:
@@ -77,7 +77,7 @@ class ComparedScores:
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
-        """Yield a note for each output for images, or with labels, whose scores are no probabilities."""
+        """Yield a note for each output for images, or with labels, whose scores are not probabilities."""
         noted = set[str]()
         for entry, arrays in product(config.document.get("output", ()), outputs):
             scores = arrays[entry["name"]]
@@ -110,14 +110,14 @@ def _top(row: np.ndarray, labels: Sequence[str]) -> tuple[dict[str, Any], ...]:
 
 
 def meaning_of(rows: np.ndarray, operator: str) -> tuple[Activation, str]:
-    """Return the activation that turns scores into probabilities, `none` if none does, and their meaning.
+    """Return the activation that turns scores into probabilities (`none` if none does) and their meaning.
 
     Args:
-        rows: the scores of several images, float[N, C].
-        operator: computes them, as `last_operator` returns it.
+        rows: scores of several images, float[N, C].
+        operator: the operator that computes them, as returned by `last_operator`.
     """
     sums_to_1 = bool(np.all(np.abs(rows.sum(1, dtype=np.float64) - 1) <= PROBABILITY_SLACK))
-    if rows.shape[1] == 1:  # a softmax of one class is always 1
+    if rows.shape[1] == 1:  # a softmax over one class is always 1
         is_activated = _are_fractions(rows) and (operator in SIGMOIDS or not sums_to_1)
         return ("none", INDEPENDENT) if is_activated else ("sigmoid", NUMBER)
     if _have_length_1(rows):
@@ -134,13 +134,13 @@ def _are_fractions(rows: np.ndarray) -> bool:
 
 
 def _have_length_1(rows: np.ndarray) -> bool:
-    """Return whether rows are vectors of length 1 in any direction, as embeddings are."""
+    """Return whether rows are vectors of length 1 in arbitrary directions, as embeddings are."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
     return bool(np.all(np.abs(lengths - 1) <= LENGTH_SLACK) and rows.min() < -PROBABILITY_SLACK)
 
 
 def last_operator(model: Any, output: str) -> str:
-    """Return the operator that computes an output, without those that only convert or reshape it."""
+    """Return the operator that computes an output, skipping those that only convert or reshape it."""
     producers = {name: node for node in onnx_graph.nodes(model) for name in node.output}
     node = producers.get(output)
     while node is not None and node.op_type in KEEPING:
@@ -149,7 +149,7 @@ def last_operator(model: Any, output: str) -> str:
 
 
 def difference(before: Any, after: Any) -> float:
-    """Return the largest |after - before|, relative to the largest |before|; infinity for another shape."""
+    """Return the largest |after - before| relative to the largest |before|; infinity if the shapes differ."""
     if before.shape != after.shape:
         return inf
     if not before.size:
@@ -164,7 +164,7 @@ def difference(before: Any, after: Any) -> float:
 
 
 def _describe_change(sample: str, name: str, before: Any, after: Any, tolerance: float) -> str:
-    """Return the difference of an output from the current version as text, with both top classes."""
+    """Describe how an output differs from the current version's, with the top classes of both."""
     if before.shape != after.shape:
         return f"output '{name}' on {sample}: expected shape {list(before.shape)}, got {list(after.shape)}"
     text = (

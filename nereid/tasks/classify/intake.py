@@ -1,4 +1,4 @@
-"""Classification: one output with a score for each class."""
+"""Classification: one output with a score per class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from nereid.vision.inference.signature import Signature
 
 
 class ClassifierIntake:
-    """Networks that return FP32 [N, classes]; it is the task of every file that no other task recognises."""
+    """Networks that return FP32 [N, classes]; the default task for files that no other task recognises."""
 
     name, rank, results = "classify", 10, "top_classes"
     input: InputKind = Images()
@@ -34,7 +34,7 @@ class ClassifierIntake:
 
     @staticmethod
     def noted(metadata: Mapping[str, str]) -> Noted | None:
-        """Return shorter side and centre crop.
+        """Return resizing of the shorter side and a centre crop.
 
         Source: ultralytics, data/augment.py, classify_transforms; mean 0 and std 1 of pixels / 255.
         """
@@ -51,23 +51,23 @@ class ClassifierIntake:
     def adapt(
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
-        """Change a file to [N,3,H,W] in and FP32 [N,classes] out."""
+        """Change a file to take [N,3,H,W] and return FP32 [N,classes]."""
         return adaptation.adapt_file(path, choices.output, activation, names)
 
     def settings(
         self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
-        """Read input and scores, one number per class."""
+        """Read the input and the scores, one number per class."""
         fix = ", or --task detect if it returns boxes"
         settings = read_rows(facts, signature, outputs[0], choices.size, ("scores", "classes"), 1, fix)
         return replace(settings, classes=settings.outputs[0].dims[0])
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
-        """Return an ensemble: the scores are those of the network."""
+        """Return an ensemble that returns the network's scores."""
         return Addition(names, settings, SCORES)
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
-        """Return the one that turns the scores into probabilities."""
+        """Return the activation that turns the scores into probabilities."""
         rule = choices.activation
         if rule == "auto" and seen.meaning == NUMBER:
             raise WrongUsage(
@@ -81,7 +81,7 @@ class ClassifierIntake:
         return seen.activation if rule == "auto" else rule
 
     def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
-        """Return the number of classes, and the kind of the scores; logits are no probabilities."""
+        """Return the number of classes and the kind of the scores; logits are not probabilities."""
         is_raw = activation == "none" and seen.activation == "softmax"
         meaning = "values as the network returns them" if is_raw else seen.meaning
         return [("scores", f"{settings.classes} classes, {meaning}")]

@@ -1,4 +1,4 @@
-"""Classification: one score for each class."""
+"""Classification: one score per class."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ import numpy as np
 from nereid.base.contract import SCORES
 from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
 
-# Sums of probabilities in FP16 or INT8 are not exact.
+# Probabilities in FP16 or INT8 do not sum to exactly 1.
 SUM_TOLERANCE = 0.02
-# Avoids the logarithm of zero; smaller than any probability that matters.
+# Avoids log(0); smaller than any probability that matters.
 TINY = np.float32(1e-30)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationOutputs:
-    """Models with one score per class; also any model whose first output has numbers.
+    """Models with one score per class; also any model whose first output is numeric.
 
     Args:
         scores: name of the output.
-        class_names: names of the classes, by index; () for none.
+        class_names: class names by index; () if there are none.
     """
 
     scores: str = SCORES
@@ -34,7 +34,7 @@ class ClassificationOutputs:
         return (self.scores,)
 
     def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
-        """Return the largest difference of one score, and whether the best classes are equal."""
+        """Return the largest difference of a single score, and whether the best classes are equal."""
         old, new = ours[self.scores], theirs[self.scores]
         if old.shape != new.shape:
             raise Incomparable(f"expected scores {list(old.shape)}, got {list(new.shape)}")
@@ -44,10 +44,10 @@ class ClassificationOutputs:
         return Comparison(distance, np.array_equal(old.argmax(-1), new.argmax(-1)))
 
     def signals(self, outputs: Arrays) -> Signals | None:
-        """Return confidence, entropy and best class; None if it has no scores, or some are not finite.
+        """Return confidence, entropy and best class; None without scores, or if some are not finite.
 
-        Scores are float32[N, classes], or float32[classes]. Rows that are not probabilities (negative, or
-        with another sum than 1) are taken as logits.
+        Scores are float32[N, classes] or float32[classes]. Rows that are not probabilities (negative values,
+        or a sum other than 1) are treated as logits.
         """
         scores = outputs[self.scores]
         if scores.ndim == 1:
@@ -69,7 +69,7 @@ class ClassificationOutputs:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of logits, float32[N, classes]."""
+    """Convert logits to probabilities, float32[N, classes]."""
     powers = np.exp(logits - logits.max(1, keepdims=True))
     result: np.ndarray = powers / powers.sum(1, keepdims=True)
     return result

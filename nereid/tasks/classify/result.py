@@ -15,8 +15,8 @@ class Label:
     """One class and its score.
 
     Attributes:
-        index: index of the class in the model's output.
-        name: name of the class in the model's labels; empty if the model has no labels.
+        index: class index in the model's output.
+        name: class name from the model's labels; empty if the model has no labels.
         score: probability, 0..1.
     """
 
@@ -32,13 +32,13 @@ class Prediction:
     Attributes:
         labels: best first; `top_k` of them.
         model: name of the requested model.
-        version: version of the network behind a route, otherwise of the requested model.
+        version: version of the network behind a route; otherwise, of the requested model.
         variant: variant of the route; empty for a model without a route.
         reason: why the route chose the variant; empty for a model without a route.
         request_id: id of the request.
-        timings: client-side time.
-        image: from `classify_many` the path of the image, or `images[3]` for the fourth without a path; else
-            empty.
+        timings: times measured by the client.
+        image: for `classify_many`, the image's path, or `images[3]` for the fourth image if it has no path;
+            otherwise empty.
     """
 
     labels: tuple[Label, ...]
@@ -61,7 +61,7 @@ def _values(result: Any) -> list[tuple[tuple[Label, ...]]]:
 
 
 def labels(row: Iterable[bytes]) -> tuple[Label, ...]:
-    """Read entries of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
+    """Parse entries of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
     found = []
     for entry in row:
         score, index, *name = entry.decode().split(":", 2)

@@ -1,4 +1,4 @@
-"""The classes of an image on a terminal and in CSV."""
+"""An image's classes on a terminal and in CSV."""
 
 from nereid.cli.image_commands.view import Cells, View
 from nereid.cli.tables import print_table

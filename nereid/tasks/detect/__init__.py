@@ -1,4 +1,4 @@
-"""Detection: the objects in an image, with a box, a score and a label each."""
+"""Detection: the objects in an image, each with a box, a score and a label."""
 
 from nereid.base.contract import BOX, LABEL, SCORE
 from nereid.tasks.task import CommandTexts, Task, TaskBackend

@@ -1,4 +1,4 @@
-"""Detection of objects on a Triton server, blocking and from asyncio."""
+"""Object detection on a Triton server, blocking and asyncio."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Unpack
@@ -11,7 +11,7 @@ from nereid.tasks.detect.result import DETECTIONS, Detection
 
 
 class Detector(ModelClient[Detection]):
-    """A connection to one model that finds objects; arguments, retries and errors as of `Classifier`.
+    """A connection to one model that detects objects; arguments, retries and errors as for `Classifier`.
 
     Args:
         model: a route, or any model with an input `image` and the outputs `box`, `score` and `label`; default
@@ -26,30 +26,30 @@ class Detector(ModelClient[Detection]):
     kind = DETECTIONS
 
     def detect(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Detection:
-        """Find the objects of one image; arguments and errors as `Classifier.classify`."""
+        """Detect the objects in one image; arguments and errors as for `Classifier.classify`."""
         return self.infer(image, **options)
 
     def detect_many(
         self, images: Iterable[ImageLike], **options: Unpack[RequestOptions]
     ) -> Iterator[ResultOrError[Detection]]:
-        """Find the objects of a stream of images, several at a time; see `Classifier.classify_many`.
+        """Detect the objects in a stream of images, several at a time; see `Classifier.classify_many`.
 
-        Each image has its own request, because images differ in their number of objects.
+        Each image is sent in its own request, because the number of objects differs between images.
         """
         return self.infer_many(images, **options)
 
 
 class AsyncDetector(AsyncModelClient[Detection]):
-    """`Detector` for asyncio: the same arguments, results and errors."""
+    """`Detector` for asyncio, with the same arguments, results and errors."""
 
     kind = DETECTIONS
 
     async def detect(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Detection:
-        """Find the objects of one image; see `Detector.detect`."""
+        """Detect the objects in one image; see `Detector.detect`."""
         return await self.infer(image, **options)
 
     def detect_many(
         self, images: Images, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[ResultOrError[Detection]]:
-        """Find the objects of a stream of images; see `Detector.detect_many`."""
+        """Detect the objects in a stream of images; see `Detector.detect_many`."""
         return self.infer_many(images, **options)

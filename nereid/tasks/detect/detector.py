@@ -1,4 +1,4 @@
-"""The last step of a detector: the outputs of its network to boxes in the upright image, and labels."""
+"""Last step of a detector: converts network outputs to labelled boxes in the upright image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from nereid.vision.imaging.transform import Placement, Transform
 
 
 def suppress(boxes: np.ndarray, classes: np.ndarray, iou_threshold: float, limit: int) -> np.ndarray:
-    """Return the indices of the boxes that stay, int64[at most `limit`], in their order.
+    """Return the indices of the boxes to keep, int64[at most `limit`], in input order.
 
-    One pass per kept box over all that are left: the time grows with `limit`, not with the square of K.
+    Each kept box costs one pass over the remaining ones, so time grows with `limit`, not with K squared.
 
     Args:
-        boxes: float64[K, 4], the best score first.
+        boxes: float64[K, 4], sorted by score, best first.
         classes: int64[K]; boxes of different classes do not suppress each other.
-        iou_threshold: a box goes if its overlap with a kept one is larger.
-        limit: most boxes to keep.
+        iou_threshold: a box is dropped if it overlaps a kept one by more than this.
+        limit: maximum number of boxes to keep.
     """
     left, kept = np.arange(len(boxes)), list[int]()
     while len(left) and len(kept) < limit:
@@ -38,7 +38,7 @@ def suppress(boxes: np.ndarray, classes: np.ndarray, iou_threshold: float, limit
     return np.array(kept, np.int64)
 
 
-# Candidates of one image for NMS; the best scores are kept. It bounds the time of an image full of objects.
+# NMS keeps this many candidates per image, by score, which bounds the time for an image full of objects.
 MAX_CANDIDATES = 3000
 OUTPUTS = {
     BOX: (f"'{BOX}' TYPE_FP32 [-1, 4]", "TYPE_FP32", (-1, 4)),
@@ -52,9 +52,9 @@ class BoxesSettings:
     """Parameters of a `boxes` model.
 
     `head` is the layout of the network's outputs, a key of LAYOUTS. `preprocess` and its version name the
-    sibling that prepared the image: boxes are taken back through its resize. `labels` is a file in the
-    model's folder with one class name per line. An object needs a score of at least `score_threshold`. Of
-    two boxes of one class whose overlap is larger than `iou_threshold`, the better one stays.
+    sibling that prepared the image; boxes are mapped back through its resize. `labels` is a file in the
+    model's folder with one class name per line. An object needs a score of at least `score_threshold`. If
+    two boxes of one class overlap by more than `iou_threshold`, only the better one is kept.
     """
 
     head: str
@@ -72,12 +72,12 @@ class BoxesSettings:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The objects in one image, the best score first.
+    """The objects in one image, best score first.
 
     Attributes:
         boxes: float32[n, 4]: left, top, right, bottom in pixels of the upright image.
         scores: float32[n].
-        classes: int64[n], indices of the classes.
+        classes: int64[n], class indices.
     """
 
     boxes: np.ndarray
@@ -87,10 +87,10 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFinder:
-    """Finds the objects in the outputs of a network for one image.
+    """Finds the objects in a network's outputs for one image.
 
     Attributes:
-        labels: class names by index; () for none.
+        labels: class names by index; () if there are none.
     """
 
     head: Head
@@ -105,7 +105,7 @@ class ObjectFinder:
         """Build the detector of a `boxes` model.
 
         Raises:
-            InvalidConfig: a parameter is invalid, or the model's tensors do not fit them.
+            InvalidConfig: a parameter is invalid, or the model's tensors do not match the parameters.
         """
         settings = config.settings(BoxesSettings)
         preprocess = config.sibling(settings.preprocess, settings.preprocess_version)
@@ -128,7 +128,7 @@ class ObjectFinder:
         return cls(head, transform, prepared.limits, labels, *thresholds)
 
     def upright_size(self, encoded: bytes) -> tuple[int, int]:
-        """Return width and height of an upright image from its header.
+        """Return the width and height of an upright image from its header.
 
         Raises:
             InvalidImage: the header cannot be read.
@@ -140,15 +140,15 @@ class ObjectFinder:
 
         Args:
             size_wh: width and height of the upright image in pixels.
-            outputs: those of the network by role, without the batch.
+            outputs: the network's outputs by role, without the batch dimension.
 
         Raises:
-            InferenceFailed: the outputs do not fit the head, or are not finite.
+            InferenceFailed: the outputs do not match the head, or are not finite.
         """
         found = self.head.candidates(outputs, self.score_threshold)
         best = np.argsort(-found.scores, kind="stable")[:MAX_CANDIDATES]
         boxes = self._in_image(found.boxes[best], size_wh)
-        # A box in the padding has no area in the image.
+        # A box that lies entirely in the padding has no area in the image.
         is_inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
         best, boxes = best[is_inside], boxes[is_inside]
         if self.head.layout.suppresses:
@@ -159,24 +159,24 @@ class ObjectFinder:
         return Objects(boxes, found.scores[best].astype(np.float32), found.classes[best])
 
     def label(self, index: int) -> str:
-        """Return the name of a class, or its index if it has none."""
+        """Return a class name, or its index if it has no name."""
         return self.labels[index] if index < len(self.labels) else str(index + self.head.layout.first_class)
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Names of the outputs of the network that it needs."""
+        """Names of the network outputs it needs."""
         return tuple(output.name for output in self.head.outputs)
 
     def by_role(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return the outputs of a network for one image by their role, from a batch of one row."""
+        """Return a network's outputs for one image by role, from a batch of one row."""
         return [arrays[name][0] for name in self.wanted]
 
     def tensors(self, encoded: bytes, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the outputs for one encoded image, a batch of 1 row, from those of the network by name.
+        """Return the outputs for one encoded image, a batch of one row, from the network's outputs by name.
 
         Raises:
-            InvalidImage: the header of the image cannot be read.
-            InferenceFailed: the outputs do not fit the head, or are not finite.
+            InvalidImage: the image header cannot be read.
+            InferenceFailed: the outputs do not match the head, or are not finite.
         """
         objects = self.find(self.upright_size(encoded), self.by_role(arrays))
         labels = np.empty((1, len(objects.classes)), object)
@@ -184,7 +184,7 @@ class ObjectFinder:
         return {BOX: objects.boxes[None], SCORE: objects.scores[None], LABEL: labels}
 
     def _in_image(self, boxes: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
-        """Map boxes from pixels of the network's input to those of the upright image, and clip them to it."""
+        """Map boxes from pixels of the network's input to pixels of the upright image, clipped to it."""
         rows, columns = self.transform.place(size_wh)
         mapped = np.empty_like(boxes)
         for axis, placed in enumerate((columns, rows)):
@@ -193,7 +193,7 @@ class ObjectFinder:
 
 
 def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
-    """Map places along an axis of the network's input to those of the image: margin, crop, scale."""
+    """Map positions along one axis of the network's input back to the image: undo margin, crop and scale."""
     span = placed.span
     result: np.ndarray = (places - placed.at + span.offset) * span.source / span.resized
     return result
@@ -220,10 +220,10 @@ def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
 
 
 class ObjectPair(NamedTuple):
-    """An object by its place in both results; None where it is missing.
+    """An object's index in both results; None where it is missing.
 
-    `difference` is that of the scores, or 1 - IoU of the boxes if that is more; a missing object counts as
-    its score.
+    `difference` is the score difference or, if larger, 1 - IoU of the boxes; if the object is missing in
+    one result, it is the object's score in the other.
     """
 
     places: tuple[int | None, int | None]
@@ -231,7 +231,7 @@ class ObjectPair(NamedTuple):
 
 
 def match_objects(one: Objects, other: Objects) -> list[ObjectPair]:
-    """Match objects of one class whose boxes overlap, the largest overlap first."""
+    """Match objects of the same class whose boxes overlap, largest overlap first."""
     boxes, others = (each.boxes.astype(np.float64) for each in (one, other))
     found = {each.ours: each for each in match(boxes, one.classes, others, other.classes)}
     pairs = list[ObjectPair]()

@@ -1,4 +1,4 @@
-"""Outputs of a detector: they are compared as the objects that callers get."""
+"""Detector outputs, compared as the objects that callers receive."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,25 +21,25 @@ from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects
 
 SCORE_SLACK = 0.01  # of half precision
-# Objects that a survey shows per image.
+# Number of objects that a survey shows per image.
 SHOWN = 10
-# An object that falls below the threshold is looked for down to this part of it: a score of 0.26 that becomes
-# 0.24 is a small change.
+# An object that falls below the threshold is searched for down to this fraction of it: a score that changes
+# from 0.26 to 0.24 is a small difference.
 SEARCHED = 0.5
 
 
 class ComparedObjects:
-    """Outputs that a `boxes` model turns into objects."""
+    """Outputs that a `boxes` model converts to objects."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
-        """Return whether a `boxes` model follows the network."""
+        """Return whether the network is followed by a `boxes` model."""
         return request.after is not None
 
     def __init__(self, request: ExaminationRequest) -> None:
-        """Read the `boxes` model; InvalidConfig if it does not fit the network."""
+        """Read the `boxes` model; raises InvalidConfig if it does not match the network."""
         assert request.after is not None
         self._request = request
         self._detector = ObjectFinder.from_config(ModelConfig.from_file(request.after, request.after_version))
@@ -62,7 +62,7 @@ class ComparedObjects:
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
-        """Yield a note if no object is found: such an image compares nothing."""
+        """Yield a note if no object is found, because such an image tests nothing."""
         for sample, arrays in zip(samples, outputs, strict=True):
             if not len(self._find(self._detector, sample, arrays).scores):
                 yield f"no object is found in {sample.name}; fix: --images with photos of your objects"
@@ -70,7 +70,7 @@ class ComparedObjects:
     def changes(
         self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
     ) -> Iterator[OutputChange]:
-        """Yield the difference of each object: that of its score, or 1 - IoU of its box if that is more."""
+        """Yield each object's difference: in score or, if larger, 1 - IoU of its box."""
         for each in zip(samples, before, after, strict=True):
             yield from self._changes(*each)
 
@@ -85,7 +85,7 @@ class ComparedObjects:
                 yield OutputChange(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
 
     def _check_meaning(self, sample: NetworkInput, outputs: Arrays) -> None:
-        """Refuse numbers that no detector means as scores, or as boxes in pixels."""
+        """Reject numbers that cannot be a detector's scores, or boxes in pixels."""
         rows, head = self._detector.by_role(outputs), self._detector.head
         try:
             candidates = head.candidates(rows, self._detector.score_threshold)

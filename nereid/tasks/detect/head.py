@@ -1,4 +1,4 @@
-"""The head of a detector: the layout of its outputs, found from their names and shapes or given by name."""
+"""The head of a detector: its output layout, given by name or inferred from output names and shapes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ from nereid.tasks.detect.layouts import (
 
 # Networks for large images have a fourth grid. Source: ultralytics/yolov5, models/hub/yolov5s6.yaml.
 GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64))
-# Exports with NMS inside return fewer rows; a network without NMS has more anchors.
+# Exports with built-in NMS return fewer rows; a network without NMS has more anchors.
 MAX_SUPPRESSED_ROWS = 1000
 
 
 class UnknownHead(ValueError):
-    """The outputs do not fit the layout, or nothing says which layout they have."""
+    """The outputs do not match the layout, or their layout cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The outputs of a detector by their role in a layout.
+    """A detector's outputs by their role in a layout.
 
     Attributes:
-        name: of the layout, a key of LAYOUTS.
-        outputs: those of the network that are used, by role.
+        name: layout name, a key of LAYOUTS.
+        outputs: the network outputs in use, by role.
         frame: size of the network's input.
     """
 
@@ -50,18 +50,18 @@ class Head:
 
     @property
     def classes(self) -> int:
-        """The number of classes; 0 if the shapes do not have it."""
+        """The number of classes; 0 if the shapes do not tell."""
         return self.layout.count_classes(self.outputs)
 
     def candidates(self, rows: Rows, threshold: float) -> Candidates:
-        """Return the candidates of one image with a score of at least `threshold`.
+        """Return one image's candidates with a score of at least `threshold`.
 
         Args:
-            rows: the outputs by role, without the batch.
-            threshold: the smallest score.
+            rows: the outputs by role, without the batch dimension.
+            threshold: minimum score.
 
         Raises:
-            InferenceFailed: an output has another shape than the layout, or numbers that are not finite.
+            InferenceFailed: an output does not have the layout's shape, or has numbers that are not finite.
         """
         self._check(rows)
         return self.layout.decode(rows, self.frame, threshold)
@@ -88,16 +88,16 @@ class Head:
 
 
 def find_head(outputs: Sequence[NetworkOutput], frame: Frame, name: str = "", labels: int = 0) -> Head:
-    """Return the head of a network.
+    """Return a network's head.
 
     Args:
         outputs: all outputs of the network.
-        frame: size of its input.
-        name: of the layout; empty to find it from names and shapes.
+        frame: size of the network's input.
+        name: layout name; empty to infer it from names and shapes.
         labels: number of class names; 0 if there are none.
 
     Raises:
-        UnknownHead: the outputs do not fit the layout, or several layouts are possible.
+        UnknownHead: the outputs do not match the layout, or several layouts are possible.
     """
     if name:
         return _named(outputs, frame, name)
@@ -128,7 +128,7 @@ def _named(outputs: Sequence[NetworkOutput], frame: Frame, name: str) -> Head:
 
 
 def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: Frame, labels: int) -> bool:
-    """Return whether outputs of this form have only this layout."""
+    """Return whether this is the only possible layout for outputs of this form."""
     cells = {grid_cells(frame, strides) for strides in GRIDS_PX}
     anchored = {ANCHORS_PER_CELL * each for each in cells}
     first = roles[0].dims
@@ -145,11 +145,11 @@ def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: Frame, labels:
         return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
     if name in ("tensorflow", "torchvision"):
         return True
-    if name == "rtdetr_best":  # its rows look like those of NMS
+    if name == "rtdetr_best":  # its rows look like NMS output
         return False
     if len(roles) == 1 and labels and first[1] == labels + 4:  # or a row of `rtdetr`
         return False
-    # A decoded YOLOX export has the shape of one that is not decoded.
+    # Decoded and undecoded YOLOX exports have the same shape.
     is_short = 0 < first[0] <= MAX_SUPPRESSED_ROWS and first[0] not in cells | anchored if first else True
     return name == "nms" and (len(roles) > 1 or is_short)
 

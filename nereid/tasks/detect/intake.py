@@ -1,4 +1,4 @@
-"""Detection: outputs with boxes and scores, in one of the layouts of `nereid.tasks.detect`."""
+"""Detection: box and score outputs in one of the layouts of `nereid.tasks.detect`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def check(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"head {head.name}" + (f", {head.classes} classes" if head.classes else "")
 
 
-# Photos of COCO have a longer side of 640 pixels.
+# The longer side of COCO photos is 640 pixels.
 USUAL_SIZE = (640, 640)
 RESULTS = (
     ServedTensor(BOX, "TYPE_FP32", (-1, 4)),
@@ -55,7 +55,7 @@ RESULTS = (
 
 
 def returns_one_image(signature: Signature) -> bool:
-    """Return whether results have no batch, as those of torchvision's detectors."""
+    """Return whether results have no batch dimension, as with torchvision's detectors."""
     outputs = [
         NetworkOutput(name, tensor.datatype, tensor.shape) for name, tensor in signature.outputs.items()
     ]
@@ -64,13 +64,13 @@ def returns_one_image(signature: Signature) -> bool:
 
 
 def usual_size(signature: Signature) -> Size:
-    """Return the size for a network that resizes its images itself; zeros for others."""
+    """Return the size for a network that resizes its images itself; zeros for other networks."""
     is_tensorflow = LAYOUTS["tensorflow"].find([NetworkOutput(name, "", ()) for name in signature.outputs])
     return USUAL_SIZE if is_tensorflow or returns_one_image(signature) else ANY_SIZE
 
 
 class DetectorIntake:
-    """Networks that return boxes; a model of the backend `boxes` turns their outputs into objects."""
+    """Networks that return boxes; a model of the `boxes` backend converts their outputs to objects."""
 
     name, rank, results = "detect", 20, "objects"
     input: InputKind = Images(usual_size)
@@ -78,7 +78,7 @@ class DetectorIntake:
 
     @staticmethod
     def noted(metadata: Mapping[str, str]) -> Noted | None:
-        """Return the head, and a letterbox, or for RT-DETR the plain size."""
+        """Return the head and a letterbox resize or, for RT-DETR, a plain resize."""
         if metadata.get("task") != "detect":
             return None
         exported = literal(metadata.get("args", ""))
@@ -88,13 +88,13 @@ class DetectorIntake:
         if metadata.get("end2end") == "True" or has_nms:
             head = "nms"
         elif is_rtdetr:
-            # Since Ultralytics notes the head, the decoder returns the best class of each row only.
+            # Ever since Ultralytics records the head, the decoder returns only the best class of each row.
             head = "rtdetr_best" if metadata.get("head") == "RTDETRDecoder" else "rtdetr"
         preset = PRESETS["rtdetr" if is_rtdetr else "yolo"]
         return Noted(preset, ULTRALYTICS, ultralytics_size(metadata), head)
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
-        """Return whether the metadata names the task, or the outputs have exactly one layout."""
+        """Return whether the metadata names the task, or the outputs match exactly one layout."""
         if facts.task:
             return facts.task == self.name
         if returns_one_image(facts.signature):
@@ -113,7 +113,7 @@ class DetectorIntake:
     def adapt(
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
-        """Change a file to [N,3,H,W] in and outputs of N rows; numbers become FP32."""
+        """Change a file to take [N,3,H,W] and return outputs of N rows; numbers become FP32."""
         is_unbatched = returns_one_image(onnx_file.read(path).signature)
         changes = adaptation.edit_file(path, add_batch) if is_unbatched else []
         changes += adaptation.adapt_outputs_of_file(path, choices.size)
@@ -127,7 +127,7 @@ class DetectorIntake:
     def settings(
         self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
-        """Read the input, and the outputs that the head uses."""
+        """Read the input and the outputs used by the head."""
         image, head, is_last = _read(signature, choices, len(choices.labels or facts.labels))
         for output in head.outputs:
             if not signature.outputs[output.name].can_batch:
@@ -145,23 +145,23 @@ class DetectorIntake:
         )
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
-        """Return an ensemble with a model of the backend `boxes` at the end."""
+        """Return an ensemble whose last step is a model of the `boxes` backend."""
         labels = {"labels": LABELS} if settings.has_labels else {}
         parameters = {"head": settings.head, **labels, **choices.last_step}
         last = LastStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
         return Addition(names, settings, last=last)
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
-        """Return none: the head knows which outputs are probabilities."""
+        """Return none, because the head knows which outputs are probabilities."""
         return "none"
 
     def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
-        """Return the head, and the bound of the objects."""
+        """Return the head and the maximum number of objects."""
         classes = f"{settings.classes} classes" if settings.classes else "any number of classes"
         return [("head", f"{settings.head}, {classes}"), ("objects", f"at most {MAX_OBJECTS} per image")]
 
     def shown(self, results: Sequence[Any]) -> str:
-        """Return label, score and box of each object."""
+        """Return the label, score and box of each object."""
         return ", ".join(map(_object, results)) or "no object"
 
 
@@ -174,7 +174,7 @@ def _outputs(signature: Signature) -> list[NetworkOutput]:
 
 
 def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[ServedTensor, Head, bool]:
-    """Return the input and the head of a network, and whether its layout is NHWC; errors as `settings`."""
+    """Return a network's input and head, and whether its layout is NHWC; errors as for `settings`."""
     image, is_last = read_input(signature.inputs, choices.size)
     height, width = image.dims[:2] if is_last else image.dims[1:]
     try:

@@ -1,4 +1,4 @@
-"""The layouts in which detectors return objects: how each is recognised and decoded to candidates."""
+"""Output layouts of detectors: how each one is recognised and decoded to candidates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Pixels per cell of the grids on which YOLO networks predict.
+# Pixels per cell of the grids that YOLO networks predict on.
 # Source: Megvii-BaseDetection/YOLOX, models/yolo_head.py.
 STRIDES_PX = (8, 16, 32)
-# A larger exponent is beyond any image, and overflows.
+# A larger exponent exceeds any image and overflows.
 MAX_EXPONENT = 80.0
 
 
@@ -39,7 +39,7 @@ Decode = Callable[[Rows, Frame, float], Candidates]
 
 
 def yolov5(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode [A, 5 + C]: centre, size in pixels, objectness, probability of each class."""
+    """Decode [A, 5 + C]: centre and size in pixels, objectness, one probability per class."""
     (found,) = rows
     found = found[found[:, 4] >= threshold]
     classes, best = _best(found[:, 5:])
@@ -50,7 +50,7 @@ def yolov5(rows: Rows, frame: Frame, threshold: float) -> Candidates:
 
 
 def yolox(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode [A, 5 + C]: as YOLOv5, but offsets in cells and logarithms of sizes in cells."""
+    """Decode [A, 5 + C]: as YOLOv5, but with offsets in cells and logarithms of sizes in cells."""
     (found,) = rows
     is_likely = found[:, 4] >= threshold
     found, cells = found[is_likely], cell_places(frame)[is_likely]
@@ -66,7 +66,7 @@ def yolox(rows: Rows, frame: Frame, threshold: float) -> Candidates:
 
 
 def cell_places(frame: Frame) -> np.ndarray:
-    """Return column, row and stride of every cell, float64[cells, 3], in the order of YOLOX."""
+    """Return each cell's column, row and stride, float64[cells, 3], in YOLOX's order."""
     parts = []
     for stride in STRIDES_PX:
         rows, columns = np.mgrid[: frame.height_px // stride, : frame.width_px // stride]
@@ -76,7 +76,7 @@ def cell_places(frame: Frame) -> np.ndarray:
 
 
 def yolov8(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode [4 + C, A]: centre, size in pixels, probability of each class; no objectness."""
+    """Decode [4 + C, A]: centre and size in pixels, one probability per class; no objectness."""
     (found,) = rows
     scores = found[4:].max(0)
     is_likely = scores >= threshold
@@ -86,7 +86,7 @@ def yolov8(rows: Rows, frame: Frame, threshold: float) -> Candidates:
 
 
 def detr(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode logits [Q, C + 1], the last class being no object, and boxes [Q, 4]."""
+    """Decode logits [Q, C + 1], whose last class means no object, and boxes [Q, 4]."""
     logits, boxes = rows
     powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
     probabilities = powers / powers.sum(1, keepdims=True)
@@ -101,7 +101,7 @@ def detr_sigmoid(rows: Rows, frame: Frame, threshold: float) -> Candidates:
 
 
 def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, threshold: float) -> Candidates:
-    """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre and size as parts of the frame."""
+    """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre and size as frame fractions."""
     classes, best = _best(probabilities)
     scores = best.astype(np.float32)
     kept = scores >= threshold
@@ -111,7 +111,7 @@ def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, thresho
 
 
 def cornered(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode probabilities [A, C], and boxes [A, 4]: corners in pixels."""
+    """Decode probabilities [A, C] and boxes [A, 4]: corners in pixels."""
     scores, boxes = rows
     classes, best = _best(scores)
     kept = best >= threshold
@@ -119,13 +119,13 @@ def cornered(rows: Rows, frame: Frame, threshold: float) -> Candidates:
 
 
 def fractions(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode [Q, 4 + C]: centre and size as parts of the frame, probability of each class."""
+    """Decode [Q, 4 + C]: centre and size as fractions of the frame, one probability per class."""
     (found,) = rows
     return _queries(found[:, 4:], found[:, :4], frame, threshold)
 
 
 def fractions_best(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode [Q, 6]: centre and size as parts of the frame, score, class."""
+    """Decode [Q, 6]: centre and size as fractions of the frame, score, class."""
     (found,) = rows
     found = found[found[:, 4] >= threshold]
     sized = found[:, :4].astype(np.float64) * ([frame.width_px, frame.height_px] * 2)
@@ -133,7 +133,7 @@ def fractions_best(rows: Rows, frame: Frame, threshold: float) -> Candidates:
 
 
 def tensorflow(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode number, boxes [M, 4]: top, left, bottom, right as parts of the frame, scores, classes from 1."""
+    """Decode count, boxes [M, 4] (top, left, bottom, right as frame fractions), scores, classes from 1."""
     boxes, scores, classes = _suppressed_parts(rows)
     kept = (scores >= threshold) & (classes >= 1)
     height, width = frame
@@ -142,7 +142,7 @@ def tensorflow(rows: Rows, frame: Frame, threshold: float) -> Candidates:
 
 
 def suppressed(rows: Rows, frame: Frame, threshold: float) -> Candidates:
-    """Decode the result of a network with NMS inside: corners in pixels of its input."""
+    """Decode the output of a network with built-in NMS: corners in pixels of its input."""
     boxes, scores, classes = _suppressed_parts(rows)
     kept = (scores >= threshold) & (classes >= 0)
     return Candidates(boxes[kept].astype(np.float64), scores[kept], classes[kept].astype(np.int64))
@@ -165,7 +165,7 @@ def _suppressed_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def used_rows(rows: Rows) -> Rows:
-    """Return the rows that have a meaning: the others of a network with NMS inside may hold anything."""
+    """Return the meaningful rows; the other rows of a network with built-in NMS may hold anything."""
     if len(rows) < 4:
         return rows
     count = max(0, int(rows[0].reshape(-1)[0]))
@@ -189,7 +189,7 @@ ANCHORS_PER_CELL = 3
 
 
 class NetworkOutput(NamedTuple):
-    """An output of a network: name, Triton's datatype, dims without the batch, -1 for variable ones."""
+    """An output of a network: name, Triton datatype, dims without the batch, -1 for variable ones."""
 
     name: str
     datatype: str
@@ -201,16 +201,16 @@ Find = Callable[[Sequence[NetworkOutput]], tuple[NetworkOutput, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A layout of a detector's outputs.
+    """A detector output layout.
 
     Attributes:
-        form: the outputs as messages show them.
-        find: returns the outputs by their role; () if the layout does not fit.
-        decode: one image's outputs by role, the frame and the smallest score to candidates.
-        classes: axis of the first output with the classes, and its other entries; () if the shapes have none.
-        suppresses: whether the network has removed boxes of the same object itself.
-        first_class: the network's number of its first class.
-        preprocessing: what is left to do in front of a network that resizes or normalises its images itself.
+        form: the outputs as shown in messages.
+        find: returns the outputs by role; () if the layout does not match.
+        decode: converts one image's outputs by role, the frame and the minimum score to candidates.
+        classes: class axis of the first output, and its other entries; () if the shapes have no classes.
+        suppresses: whether the network itself has already removed boxes of the same object.
+        first_class: the network's number for its first class.
+        preprocessing: what remains to be done for a network that resizes or normalises its images itself.
     """
 
     form: str
@@ -222,7 +222,7 @@ class Layout:
     preprocessing: Mapping[str, str] = field(default_factory=dict)
 
     def count_classes(self, outputs: Sequence[NetworkOutput]) -> int:
-        """Return the number of classes from the outputs by role; 0 if the shapes do not have it."""
+        """Return the number of classes from the outputs by role; 0 if the shapes do not tell."""
         if not self.classes:
             return 0
         axis, others = self.classes
@@ -230,12 +230,12 @@ class Layout:
 
 
 def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
-    """Return the number of cells of all grids over a frame."""
+    """Return the total number of cells of all grids over a frame."""
     return sum((frame.height_px // stride) * (frame.width_px // stride) for stride in strides_px)
 
 
 def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Find:
-    """Find the only output with two dims, if they fit; some exports return the grids, too."""
+    """Find the only output with two dims, if they match; some exports also return the grids."""
 
     def find(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
         matrices = [output for output in outputs if len(output.dims) == 2]
@@ -265,7 +265,7 @@ def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]
 
 
 def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
-    """Return boxes [M, 4], scores [M], classes [M]; exporters choose names and order."""
+    """Return boxes [M, 4], scores [M], classes [M]; names and order depend on the exporter."""
     kinds = {(each.datatype, each.dims[1:] if each.dims else (0,)): each for each in outputs}
     wanted = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
     return tuple(kinds[each] for each in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
@@ -277,7 +277,7 @@ def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, .
 
 
 def _find_suppressed(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
-    """Return [M, 6 or 7]; or [M, 5] and classes [M]; or the number, boxes [M, 4], scores [M], classes [M]."""
+    """Return [M, 6 or 7], or [M, 5] and classes [M], or count, boxes [M, 4], scores [M], classes [M]."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]
     single = [each for each in outputs if each.dims in ((), (1,))]

@@ -1,4 +1,4 @@
-"""Detection: boxes, scores and labels of objects, the best first."""
+"""Detection: boxes, scores and labels of objects, best first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ import numpy as np
 from nereid.base.contract import BOX, LABEL, SCORE
 from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
 
-# Two boxes with this intersection over union, and the same label, are the same object.
+# Two boxes with the same label and at least this intersection over union are the same object.
 # Source: PASCAL VOC, Everingham et al., 2010.
 MATCH_IOU = 0.5
-# An object with a smaller score may be missing from the other response.
+# An object with a lower score may be missing from the other response.
 SURE_SCORE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class DetectionOutputs:
-    """Models that find objects."""
+    """Models that detect objects."""
 
     name: str = "detect"
     outputs: tuple[str, ...] = (BOX, SCORE, LABEL)
 
     def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
-        """Compare by the intersection over union of the objects with the same label.
+        """Compare by the intersection over union of objects with the same label.
 
-        The distance is 1 minus the mean intersection over union, where an object without a partner counts 0.
+        The distance is 1 minus the mean intersection over union; an object without a partner counts as 0.
         Responses are equal if each object with a score of at least `SURE_SCORE` has a partner.
         """
         partners = match(_boxes(ours), _labels(ours), _boxes(theirs), _labels(theirs))
@@ -39,7 +39,7 @@ class DetectionOutputs:
         return Comparison(1 - 2 * overlap / total if total else 0.0, not any(lone))
 
     def signals(self, outputs: Arrays) -> Signals | None:
-        """Return the best score of an image with objects, and their number."""
+        """Return the best score of each image with objects, and the number of objects."""
         scores = outputs[SCORE].ravel()
         if not np.isfinite(scores).all():
             return None
@@ -51,7 +51,7 @@ class DetectionOutputs:
 def iou(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Return the intersection over union, float64[n, m], of boxes float[n, 4] and float[m, 4].
 
-    A box is left, top, right, bottom. Two boxes without an area have 0.
+    A box is left, top, right, bottom. Two boxes without area have an intersection over union of 0.
     """
     left_top = np.maximum(ours[:, None, :2], theirs[None, :, :2])
     right_bottom = np.minimum(ours[:, None, 2:], theirs[None, :, 2:])
@@ -63,7 +63,7 @@ def iou(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 class Partners(NamedTuple):
-    """The places of one object in both results, and the intersection over union of its boxes."""
+    """An object's index in both results, and the intersection over union of its two boxes."""
 
     ours: int
     theirs: int
@@ -73,10 +73,10 @@ class Partners(NamedTuple):
 def match(
     ours: np.ndarray, labels: np.ndarray, theirs: np.ndarray, their_labels: np.ndarray
 ) -> list[Partners]:
-    """Match objects of one label whose boxes overlap by at least `MATCH_IOU`, the largest overlap first.
+    """Match objects of the same label whose boxes overlap by at least `MATCH_IOU`, largest overlap first.
 
     Args:
-        ours, theirs: the boxes, float[n, 4] and float[m, 4].
+        ours, theirs: boxes, float[n, 4] and float[m, 4].
         labels, their_labels: the label of each box, [n] and [m].
     """
     found: list[Partners] = []

@@ -1,4 +1,4 @@
-"""Objects that were found in an image."""
+"""Objects detected in an image."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ class DetectedObject:
     """One object.
 
     Attributes:
-        label: name of its class; the index of the class if the model has no names.
+        label: class name; the class index if the model has no names.
         score: probability, 0..1.
         box: left, top, right and bottom in pixels of the upright image.
     """
@@ -27,11 +27,11 @@ class DetectedObject:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The objects in one image, and the model that found them.
+    """The objects in one image, and the model that detected them.
 
     Attributes:
-        objects: best first; none if nothing was found.
-        model, version, variant, reason, request_id, timings, image: as of a `Prediction`.
+        objects: best first; empty if nothing was found.
+        model, version, variant, reason, request_id, timings, image: as for `Prediction`.
     """
 
     objects: tuple[DetectedObject, ...]

@@ -1,4 +1,4 @@
-"""Objects on a terminal, in CSV and on the image."""
+"""Objects on a terminal, in CSV and drawn on the image."""
 
 from nereid.cli.image_commands.view import Cells, Mark, View
 from nereid.cli.tables import print_table

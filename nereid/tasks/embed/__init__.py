@@ -1,4 +1,4 @@
-"""Embeddings: one vector per image, whose direction says what the image shows."""
+"""Embeddings: one vector per image, whose direction represents the image's content."""
 
 from nereid.base.contract import EMBEDDING
 from nereid.tasks.task import CommandTexts, Task

@@ -1,4 +1,4 @@
-"""Embeddings of images from a Triton server, blocking and from asyncio."""
+"""Image embeddings from a Triton server, blocking and asyncio."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Unpack
@@ -11,7 +11,7 @@ from nereid.tasks.embed.result import EMBEDDINGS, Embedding
 
 
 class Embedder(ModelClient[Embedding]):
-    """A connection to one model that computes embeddings; arguments, retries and errors as of `Classifier`.
+    """A connection to one model that computes embeddings; arguments, retries and errors as for `Classifier`.
 
     Args:
         model: a route, or any model with an input `image` and an output `embedding`; default `embed`.
@@ -25,7 +25,7 @@ class Embedder(ModelClient[Embedding]):
     kind = EMBEDDINGS
 
     def embed(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Embedding:
-        """Return the embedding of one image; arguments and errors as `Classifier.classify`."""
+        """Return the embedding of one image; arguments and errors as for `Classifier.classify`."""
         return self.infer(image, **options)
 
     def embed_many(
@@ -36,7 +36,7 @@ class Embedder(ModelClient[Embedding]):
 
 
 class AsyncEmbedder(AsyncModelClient[Embedding]):
-    """`Embedder` for asyncio: the same arguments, results and errors."""
+    """`Embedder` for asyncio, with the same arguments, results and errors."""
 
     kind = EMBEDDINGS
 

@@ -1,4 +1,4 @@
-"""Embeddings of a network that is added or published: their length, and their angle to the current ones."""
+"""Embeddings of an added or published network: their length, and their angle to the current version's."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -20,16 +20,16 @@ from nereid.models.publish.examination import (
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks.embed.outputs import cosine_distances
 
-# Rounding of half precision stays below this.
+# Half-precision rounding stays below this.
 LENGTH_SLACK = 1e-3
-# One class that is certain also has the length 1; a component of an embedding never has nearly all of it.
+# One certain class also gives length 1, but no component of an embedding holds nearly all of it.
 LARGEST_COMPONENT = 0.9
-# Vectors of different photos with a larger cosine are practically the same.
+# Vectors of different photos with a larger cosine are practically identical.
 SAME = 0.999
 
 
 class ComparedVectors:
-    """Vectors that go to the callers as they are."""
+    """Vectors that are returned to callers unchanged."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)
 
@@ -38,7 +38,7 @@ class ComparedVectors:
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
-        """Return whether the network gets images, and its only output has a vector for each."""
+        """Return whether the network takes images, and its only output is one vector per image."""
         outputs, rows = request.document.get("output", ()), int(request.document.get("max_batch_size", 0))
         return request.preprocess is not None and len(outputs) == 1 and rows > 0
 
@@ -49,7 +49,7 @@ class ComparedVectors:
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
-        """Return whether the vectors have the length 1, and for each image the cosines with the others."""
+        """Return whether the vectors have length 1, and each image's cosines with the others."""
         rows = [_row(sample, arrays) for sample, arrays in zip(samples, outputs, strict=True)]
         cosines = tuple(
             tuple(
@@ -79,7 +79,7 @@ class ComparedVectors:
     def changes(
         self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
     ) -> Iterator[OutputChange]:
-        """Yield (1 - cosine) / 2 of each image's vectors, as shadows report it."""
+        """Yield (1 - cosine) / 2 of each image's vectors, as reported by shadows."""
         lowest = 1 - 2 * self._request.gates.tolerance
         for sample, *versions in zip(samples, before, after, strict=True):
             old, new = (_row(sample, arrays) for arrays in versions)
@@ -96,13 +96,13 @@ class ComparedVectors:
 
 
 def are_embeddings(outputs: Sequence[Arrays]) -> bool:
-    """Return whether a network of images, whose task nothing tells, returns embeddings: vectors of length 1.
+    """Return whether an image network of unknown task returns embeddings, that is vectors of length 1.
 
-    A row of probabilities has this length only if one class is certain. Logits, and independent
-    probabilities, have it by accident only, so that two images are enough to rule them out.
+    A row of probabilities has length 1 only if one class is certain. Logits and independent probabilities
+    have it only by chance, so two images are enough to rule them out.
 
     Args:
-        outputs: of the network by name, for each of at least two images.
+        outputs: the network's outputs by name, for each of at least two images.
     """
     if {len(arrays) for arrays in outputs} != {1}:
         return False
@@ -119,7 +119,7 @@ def _have_length_1(rows: np.ndarray) -> bool:
 
 
 def _row(sample: NetworkInput, outputs: Arrays) -> np.ndarray:
-    """Return the vector of an image, float[1, D]."""
+    """Return an image's vector, float[1, D]."""
     ((name, row),) = outputs.items()
     if row.ndim != 2 or len(row) != 1 or not np.linalg.norm(row):
         got = "zeros" if row.ndim == 2 and len(row) == 1 else f"shape {list(row.shape)}"

@@ -1,4 +1,4 @@
-"""Embeddings: one output with a vector for each image, whose length becomes 1."""
+"""Embeddings: one output with a vector per image, normalised to length 1."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +17,14 @@ from nereid.vision.inference.signature import Signature
 
 
 class UnlabelledImages(Images):
-    """Whole images of a network without classes."""
+    """Whole images for a network without classes."""
 
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
-        """Return none; names in the file belong to a layer that was cut off."""
+        """Return none; names in the file belong to a layer that was removed."""
         return (), ""
 
     def check_labels(self, labels: Sequence[str], origin: str) -> None:
-        """Refuse labels."""
+        """Reject labels."""
         if labels:
             raise WrongUsage("an embedding has no classes; fix: leave out --labels")
 
@@ -38,38 +38,38 @@ class Embeddings:
 
     @staticmethod
     def noted(metadata: Mapping[str, str]) -> Noted | None:
-        """Return none: Ultralytics has no such task."""
+        """Return None, because Ultralytics has no such task."""
         return None
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
-        """Return whether the metadata names the task; after a first run, the face `claims` decides, too."""
+        """Return whether the metadata names the task; after a first run, `claims` may decide, too."""
         return facts.task == self.name
 
     def adapt(
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
-        """Change a file to [N,3,H,W] in and FP32 [N,D] out."""
+        """Change a file to take [N,3,H,W] and return FP32 [N,D]."""
         return adaptation.adapt_file(path, choices.output, activation, names)
 
     def settings(
         self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
-        """Read input and vectors.
+        """Read the input and the vectors.
 
         Raises:
-            WrongUsage: the output is not one vector per image, or the input is no image.
+            WrongUsage: the output is not one vector per image, or the input is not an image.
         """
         return read_rows(facts, signature, outputs[0], choices.size, ("embeddings", "dimensions"), 2)
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
-        """Return an ensemble: the vectors are those of the network."""
+        """Return an ensemble that returns the network's vectors."""
         return Addition(names, settings, EMBEDDING)
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
-        """Return the one that makes the length of the vectors 1, unless it is.
+        """Return the activation that normalises the vectors to length 1, unless they already are.
 
         Raises:
-            WrongUsage: it is for probabilities.
+            WrongUsage: the chosen activation is for probabilities.
         """
         if choices.activation not in ("auto", "none"):
             raise WrongUsage(
@@ -79,7 +79,7 @@ class Embeddings:
         return "none" if "none" in (choices.activation, seen.activation) else "normalize"
 
     def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
-        """Return the number of dimensions, and the length."""
+        """Return the number of dimensions and the vector length."""
         return [("embedding", f"{seen.meaning}, length 1" if activation == "normalize" else seen.meaning)]
 
     def shown(self, results: Sequence[Any]) -> str:

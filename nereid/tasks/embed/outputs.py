@@ -8,9 +8,9 @@ import numpy as np
 from nereid.base.contract import EMBEDDING
 from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
 
-# Two vectors whose cosine is at least 0.99 point in the same direction for a search of neighbours.
+# For a nearest-neighbour search, vectors with a cosine of at least 0.99 point in the same direction.
 EQUAL_DISTANCE = 0.005
-# Avoids the logarithm of zero; smaller than any share that matters.
+# Avoids log(0); smaller than any fraction that matters.
 TINY = 1e-30
 
 
@@ -22,11 +22,10 @@ class EmbeddingOutputs:
     outputs: tuple[str, ...] = (EMBEDDING,)
 
     def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
-        """Compare by the cosine of the angle between two vectors, and return the largest of all images.
+        """Compare by the cosine of the angle between two vectors; return the largest distance of all images.
 
         The distance is (1 - cosine) / 2: 0 for the same direction, 0.5 for a right angle and 1 for opposite
-        directions. The length of a vector has no influence. Responses are equal up to a distance of
-        `EQUAL_DISTANCE`.
+        directions. Vector length has no influence. Responses are equal up to a distance of `EQUAL_DISTANCE`.
         """
         old, new = ours[EMBEDDING], theirs[EMBEDDING]
         if old.shape != new.shape:
@@ -38,12 +37,12 @@ class EmbeddingOutputs:
         return Comparison(distance, distance <= EQUAL_DISTANCE)
 
     def signals(self, outputs: Arrays) -> Signals | None:
-        """Return the part of the components that carries each vector; None if it has no direction.
+        """Return the fraction of components that carries each vector; None if a vector has no direction.
 
-        An embedding has neither a confidence nor a best class, and its length is usually 1. What one vector
-        shows on its own is how its length is spread: the squared components, divided by their sum, are shares
-        with an entropy H. exp(H) / D is 1 / D if one component has all, and 1 if all are equal; unlike H, it
-        uses the whole range of the metric.
+        An embedding has neither a confidence nor a best class, and its length is usually 1. What a single
+        vector does show is how its length is distributed: the squared components, divided by their sum, are
+        fractions with an entropy H. exp(H) / D is 1 / D if one component has all, and 1 if all are equal;
+        unlike H, it uses the full range of the metric.
         """
         vectors = outputs[EMBEDDING].astype(np.float64)
         if vectors.ndim != 2 or vectors.shape[1] < 2 or not len(vectors):
@@ -57,7 +56,7 @@ class EmbeddingOutputs:
 
 
 def cosine_distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return (1 - cosine) / 2 of the rows of two arrays, float64[N]; NaN for a row of zeros or NaN.
+    """Return (1 - cosine) / 2 for the rows of two arrays, float64[N]; NaN for rows of zeros or with NaN.
 
     Args:
         ours, theirs: vectors of any length, float[N, D].
@@ -69,9 +68,9 @@ def cosine_distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _units(rows: np.ndarray) -> np.ndarray:
-    """Return float64 rows divided by their lengths; NaN for a row of zeros, or with NaN or infinity."""
+    """Return float64 rows divided by their lengths; NaN for rows of zeros, or with NaN or infinity."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Divided by the largest component first: the square of a large number is infinite.
+        # Divide by the largest component first, because the square of a large number overflows.
         scaled = rows / np.abs(rows).max(-1, keepdims=True)
         result: np.ndarray = scaled / np.linalg.norm(scaled, axis=-1, keepdims=True)
     return result

@@ -15,10 +15,10 @@ class Embedding:
 
     Attributes:
         vector: float32[D]; its length is 1 if the model was added by `nereid add`.
-        model, version, variant, reason, request_id, timings, image: as of a `Prediction`.
+        model, version, variant, reason, request_id, timings, image: as for `Prediction`.
 
     Example:
-        The cosine of the angle between two embeddings of length 1 is their product:
+        The cosine of the angle between two embeddings of length 1 is their dot product:
 
         >>> float(one.vector @ other.vector)
         0.83

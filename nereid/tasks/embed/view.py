@@ -1,4 +1,4 @@
-"""The embedding of an image on a terminal and in CSV."""
+"""An image's embedding on a terminal and in CSV."""
 
 from nereid.cli.image_commands.view import Cells, View
 from nereid.cli.tables import print_table

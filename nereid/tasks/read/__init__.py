@@ -6,13 +6,13 @@ from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
 from nereid.tasks.task import SERVED, CommandTexts, Task, TaskBackend
 
-# Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
-# one that is published again.
+# Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as in other
+# tasks: the network that is published again.
 PARTS = ("detect", "direction", "network")
-# A process that reads text keeps the activations of its largest image. PSS of both processes of
-# `read_text_v1` in profile `cpu`, by hand (AMD EPYC, 2026-11-26), after 40 waybills of `tests.waybills` of
-# 0.15 to 0.95 megapixels: 542 and 517 MB one at a time, 681 and 607 MB with 8 in flight. After 4 megapixels
-# it was 1.7 GB (2026-11-25).
+# A process that reads text keeps the activations of its largest image. Measured by hand as PSS of both
+# processes of `read_text_v1` in profile `cpu` (AMD EPYC, 2026-11-26), after 40 waybills of `tests.waybills`
+# of 0.15 to 0.95 megapixels: 542 and 517 MB one at a time, 681 and 607 MB with 8 in flight. After an image
+# of 4 megapixels, it was 1.7 GB (2026-11-25).
 READER_BYTES = 680_000_000
 READ = Task(
     name="read",

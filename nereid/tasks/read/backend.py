@@ -1,6 +1,6 @@
-"""Instances of models of the `text_reader` backend: encoded images to lines of text.
+"""Instances of `text_reader` models: convert encoded images to lines of text.
 
-The networks run in the same process, or as models of the server; the code around them is the same.
+The networks run in this process or as models on the server; the surrounding code is the same.
 """
 
 import importlib.util
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from nereid.tasks.read.barcodes import FoundBarcode
     from nereid.tasks.read.reader import Networks, TextReader
 
-# Documents that wait for an instance; one is read at a time.
+# Maximum documents waiting for an instance; one is read at a time.
 MAX_WAITING_DOCUMENTS = 16
-# The image of a request, or its error; and the check of its deadline.
+# A request's image or its error, and a function that checks its deadline.
 _Read = tuple[bytes | ServingError, Callable[[], None]]
 
 
@@ -67,7 +67,7 @@ class ReaderMetrics(MetricReporter):
         super().__init__(PREFIX, FAMILIES, model=model, version=str(version))
 
     def read(self, stages_ms: Mapping[str, float], lines: int, missing: Sequence[str]) -> None:
-        """Observe the time of each stage of one image, its lines, and its missing required fields."""
+        """Observe the time of each stage of one image, its line count and its missing required fields."""
         self.add("lines", lines)
         for field in missing:
             self.add("missing_fields_total", field=field)
@@ -82,7 +82,7 @@ class ReaderMetrics(MetricReporter):
 class ReaderModel:
     """One instance: one image or document per request, one outcome per request; raises InvalidConfig.
 
-    A thread reads documents, page by page, so that images need not wait for their ends.
+    A thread reads documents page by page, so that images need not wait until a document is finished.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -132,7 +132,7 @@ class ReaderModel:
         self._places = threading.BoundedSemaphore(MAX_WAITING_DOCUMENTS)
 
     def _networks_in(self, traceparent: str = "") -> "Networks":
-        """Return the networks, whose requests continue a span."""
+        """Return the networks; their requests continue the given span."""
         from nereid.tasks.read.reader import Networks
 
         detect, direction, recognise = self._parts
@@ -143,7 +143,7 @@ class ReaderModel:
         )
 
     def _alone(self, network: Callable[..., Sequence[np.ndarray]]) -> Callable[..., Sequence[np.ndarray]]:
-        """Return a network that one thread runs at a time, and whose outputs are the caller's."""
+        """Wrap a network so that one thread runs it at a time and the caller owns its outputs."""
         if not self._reads_pages:
             return network
         lock = threading.Lock()
@@ -155,7 +155,7 @@ class ReaderModel:
         return run
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Read the images of all requests together; None if responses are sent, because one is a document."""
+        """Read the images of all requests together; None if a document makes it send the responses itself."""
         read = [*map(_read, requests)]
         documents = [self._reads_pages and has_pages(image) for image, _ in read]
         if not any(documents):
@@ -173,7 +173,7 @@ class ReaderModel:
         return None
 
     def _begin(self, request: Any, read: _Read) -> None:
-        """Let the thread read a document, and respond."""
+        """Have the thread read a document and respond."""
         sender = request.get_response_sender()
         if self._places.acquire(blocking=False):
             self._thread.submit(self._read_document, request, read, sender)
@@ -196,7 +196,7 @@ class ReaderModel:
     def _responses(
         self, requests: Sequence[Any], read: Sequence[_Read], reader: "TextReader", tracer: ModelTracer
     ) -> list[Any]:
-        """Read the images of requests together; one thread at a time uses a reader and its tracer."""
+        """Read the images of several requests together; one thread at a time uses a reader and its tracer."""
         trace = tracer.begin(requests)
         images, checks = [image for image, _ in read], [check for _, check in read]
         networks = [*map(self._networks_in, trace.traceparents)] if trace else None
@@ -209,7 +209,7 @@ class ReaderModel:
         return responses
 
     def close(self) -> None:
-        """Report the end of the instance."""
+        """Report that the instance is shutting down."""
         self._thread.shutdown()
         for _, tracer in (self._images, self._documents):
             tracer.close()
@@ -241,7 +241,7 @@ class ReaderModel:
                     ]
                 tensors[FIELD] = _texts(_json(entry, n) for n, page in enumerate(fields, 1) for entry in page)
                 missing = missing_fields([entry for page in fields for entry in page], self._specification)
-        except Exception as raised:  # an exception that leaves `execute` fails the whole batch
+        except Exception as raised:  # an exception that escapes `execute` fails the whole batch
             error = from_exception(raised)
             self._metrics.rejected(error)
             return error

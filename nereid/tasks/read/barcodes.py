@@ -1,4 +1,4 @@
-"""The barcodes on a page. ZXing (zxing-cpp) reads them, and `blurred_bars` what it cannot read."""
+"""The barcodes on a page, read by ZXing (zxing-cpp) or, if it cannot read them, by `blurred_bars`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ import zxingcpp
 from nereid.tasks.read.blurred_bars import read_blurred
 from nereid.tasks.read.line_images import UprightImage
 
-# Bars are searched on at most this many pixels per side: an A4 page at 210 dpi.
+# Bars are searched for on at most this many pixels per side: an A4 page at 210 dpi.
 MAX_SIDE_PX = 2500
-# A page of a document has fewer; further ones are left out.
+# A document page has fewer; any more are left out.
 MAX_BARCODES = 64
-# Without Codabar, whose missing check digit finds bars in tables. ZXing reads MaxiCode only on images that
+# Codabar is excluded: without a check digit, it is found in tables. ZXing reads MaxiCode only on images that
 # show nothing else.
 _FORMATS = zxingcpp.barcode_formats_from_str(
     "Code128,Code39,Code93,ITF,EAN13,EAN8,UPCA,UPCE,DataBar,PDF417,DataMatrix,QRCode,Aztec"
 )
-# Names of symbols that carry GS1 application identifiers, by AIM's symbology identifiers.
+# Names of symbols that carry GS1 application identifiers, by AIM symbology identifier.
 # Source: GS1 General Specifications 5.1.3.
 _GS1 = {"]C1": "GS1-128", "]d2": "GS1 DataMatrix", "]Q3": "GS1 QR Code"}
 
@@ -29,10 +29,10 @@ class FoundBarcode:
     """One barcode.
 
     Attributes:
-        text: what it says. Application identifiers of GS1 are in parentheses, as below the bars: `(00)3401…`.
-        symbology: such as `Code 128`, `QR Code` or `GS1-128`.
+        text: the content. GS1 application identifiers are in parentheses, as below the bars: `(00)3401…`.
+        symbology: name, such as `Code 128`, `QR Code` or `GS1-128`.
         box: corners float32[4, 2] in pixels of the upright original, clockwise from the symbol's top left.
-        page: number of its page, from 1.
+        page: page number, from 1.
     """
 
     text: str
@@ -41,13 +41,13 @@ class FoundBarcode:
     page: int = 1
 
     def has(self, box: np.ndarray) -> bool:
-        """Return whether the middle of a box, corners float32[4, 2], is inside the symbol: it is no text."""
+        """Return whether the centre of a box, corners float32[4, 2], is inside the symbol, so is not text."""
         x, y = box.mean(axis=0)
         return cv2.pointPolygonTest(self.box, (float(x), float(y)), measureDist=False) >= 0
 
 
 def find_barcodes(image: UprightImage) -> Sequence[FoundBarcode]:
-    """Return the barcodes of a page in any direction, from its top to its bottom."""
+    """Return a page's barcodes in any orientation, from top to bottom."""
     grey = cv2.cvtColor(image.pixels, cv2.COLOR_RGB2GRAY)
     room = MAX_SIDE_PX / max(grey.shape)
     scale = 2.0 if room >= 2 else min(room, 1.0)

@@ -1,8 +1,8 @@
-"""Code 128 that is too blurred or worn for ZXing: its symbols are compared with what each would look like.
+"""Code 128 too blurred or worn for ZXing, decoded by comparison with what each symbol would look like.
 
-OpenCV finds the bars, whose rows become one profile. For a number of symbols, a place and a blur, each part
-of the profile is compared with all symbols, blurred alike. The least sum of squares with a right check symbol
-wins. It counts if it wins without the check symbol too, and by far.
+OpenCV finds the bars, whose rows are averaged to one profile. For each symbol count, position and blur, every
+part of the profile is compared with all symbols, blurred alike. The smallest sum of squares with a correct
+check symbol wins. It is accepted if it also wins without the check symbol, and by a wide margin.
 
 Source: Gallo and Manduchi, Reading 1D barcodes with mobile phones using deformable templates, 2011.
 """
@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import zxingcpp
 
-# Widths of the bars and spaces of all symbols, and of the stop. Source: ISO/IEC 15417, table 1.
+# Bar and space widths of all symbols, and of the stop. Source: ISO/IEC 15417, table 1.
 _WIDTHS = (
     "212222222122222221121223121322131222122213122312132212221213221312231212112232122132122231113222"
     "123122123221223211221132221231213212223112312131311222321122321221312212322112322211212123212321"
@@ -27,28 +27,28 @@ _WIDTHS = (
     "114311411113411311113141114131311141411131211412211214211232"
 )
 _STOP = "2331112"
-# Symbols that carry data, and the first of the three that begin a code; modules of a symbol and of the stop.
+# Number of data symbols, and the first of the three start symbols; modules per symbol and in the stop.
 _DATA, _START, _SYMBOL, _STOP_MODULES = 103, 103, 11, 13
-# Samples of a module, and modules of a neighbour that blur may mix in.
+# Samples per module, and neighbouring modules that blur may mix in.
 _SAMPLES, _PAD = 5, 3
-# Widths of blur in modules: standard deviations of a lens, and lengths of a movement.
+# Blur widths in modules: standard deviations for defocus, lengths for motion.
 _SIGMAS, _LENGTHS = (0.3, 0.5, 0.7, 0.95), (1.5, 2.0, 2.6, 3.2)
-# Symbols of one code, without start and stop: data and the check symbol. A parcel's have 8 to 24.
+# Symbols in one code without start and stop: data and the check symbol. Parcels use 8 to 24.
 _COUNTS, MAX_COUNTS = range(6, 27), 2
 MAX_REGIONS, MIN_WIDTH_PX = 4, 60
-# Longer sides of images on which bars are searched, until some are found: small ones show blurred bars.
+# Longer sides of the images searched for bars, until some are found: small ones show blurred bars.
 SIDES_PX = (400, 900)
-# Ink that is paler than this part of paper is none.
+# Ink fainter than this fraction of paper is ignored.
 MIN_SLOPE = 0.02
-# The mean square of what remains, in levels between paper (0) and ink (1): the most at first and at the end.
-# How far the next reading must be, as a part of it; what the check symbol may cost, as a part of the latter.
+# Maximum mean square residual, in levels between paper (0) and ink (1), for the first fit and the final one.
+# How much worse the runner-up must be, as a fraction of it; what the check symbol may cost, as part of that.
 MAX_FIRST, MAX_REST, MIN_AHEAD, MAX_CHECK = 0.065, 0.04, 0.5, 0.15
 _ROWS, _OVERSAMPLED, _MARGIN, _SHEARS = 24, 2.0, 1.3, range(-32, 33, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class _Templates:
-    """The symbols under one blur: data float32[103, N], and [3, M] for each start with the stop."""
+    """The symbols under one blur: data float32[103, N], and [3, M] for each start symbol with the stop."""
 
     data: np.ndarray
     ends: np.ndarray
@@ -56,7 +56,7 @@ class _Templates:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How well a place of a code fits: `costs` [symbols, 103] are mean squares, `rest` their least mean."""
+    """How well a position fits: `costs` [symbols, 103] are mean squares, `rest` the smallest mean of them."""
 
     rest: float
     start: int
@@ -65,7 +65,7 @@ class _Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Guess:
-    """Where a code may be: its symbols, its ends in the profile, how much it narrows, and its blur."""
+    """A possible code: its symbol count, its ends in the profile, its narrowing and its blur."""
 
     count: int
     ends: tuple[float, float]
@@ -74,7 +74,7 @@ class _Guess:
 
 
 def read_blurred(grey: np.ndarray, known: list[np.ndarray]) -> Iterator[tuple[zxingcpp.Barcode, np.ndarray]]:
-    """Yield what blurred bars say, and their corners float32[4, 2]; known ones are left out."""
+    """Yield the content of blurred bars and their corners float32[4, 2]; known ones are skipped."""
     regions = _regions(grey)
     for region in regions[:MAX_REGIONS]:
         middles = [tuple(map(float, each.mean(axis=0))) for each in known]
@@ -85,7 +85,7 @@ def read_blurred(grey: np.ndarray, known: list[np.ndarray]) -> Iterator[tuple[zx
 
 
 def _regions(grey: np.ndarray) -> list[np.ndarray]:
-    """Return the corners float32[4, 2] of what looks like bars, the largest first."""
+    """Return the corners float32[4, 2] of regions that look like bars, largest first."""
     for side in SIDES_PX:
         scale = min(1.0, side / max(grey.shape))
         size = [max(1, round(each * scale)) for each in grey.shape[::-1]]
@@ -124,7 +124,7 @@ def _read_region(grey: np.ndarray, region: np.ndarray) -> tuple[zxingcpp.Barcode
 
 
 def _profile(grey: np.ndarray, center: np.ndarray, along: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Return the levels along bars, 0 for paper and more for ink: the mean along the bars."""
+    """Return the levels across bars, 0 for paper and higher for ink, averaged along each bar."""
     size = int(np.linalg.norm(along) * _OVERSAMPLED)
     source = np.array(
         [center - along / 2 - across / 2, center + along / 2 - across / 2, center - along / 2 + across / 2]
@@ -146,11 +146,11 @@ def _profile(grey: np.ndarray, center: np.ndarray, along: np.ndarray, across: np
 
 
 def _decode(levels: np.ndarray, ends: tuple[int, int]) -> list[int] | None:
-    """Return the symbols between two ends, with start and check symbol; None if they are not clear."""
+    """Return the symbols between two ends, with start and check symbol; None if they are ambiguous."""
     guesses = [_Guess(count, ends, 0.0, blur) for count in _COUNTS for blur in (1, 3, 6)]
     rests = [_fit(levels, guess).rest for guess in guesses]
     order = [guesses[place] for place in np.argsort(rests) if rests[place] <= MAX_FIRST]
-    first = {guess.count: guess for guess in reversed(order)}  # the best one of each count
+    first = {guess.count: guess for guess in reversed(order)}  # the best guess for each count
     likely = list(dict.fromkeys(guess.count for guess in order))[:MAX_COUNTS]
     fits = [_refined(levels, first[count]) for count in likely]
     return _symbols(min(fits, key=lambda fit: fit.rest)) if fits else None
@@ -185,7 +185,7 @@ def _modules(count: int) -> int:
 
 
 def _fit(levels: np.ndarray, guess: _Guess) -> _Fit:
-    """Compare a part of the profile with all symbols."""
+    """Compare part of the profile with all symbols."""
     templates, size = _templates()[guess.blur], _modules(guess.count) * _SAMPLES
     place = (np.arange(size, dtype=np.float32) + 0.5) / size
     place += guess.warp * place * (1 - place)
@@ -222,7 +222,7 @@ def _symbols(fit: _Fit) -> list[int] | None:
 
 
 def _checked(costs: np.ndarray, start: int) -> tuple[float, list[int]]:
-    """Return the symbols of the least cost whose last one is the right check symbol, and that cost."""
+    """Return the cheapest symbols whose last one is the correct check symbol, preceded by their cost."""
     residues = np.arange(_DATA)
     least = np.full(_DATA, np.inf)
     least[(_START + start) % _DATA] = 0.0
@@ -244,7 +244,7 @@ def _checked(costs: np.ndarray, start: int) -> tuple[float, list[int]]:
 
 
 def _as_barcode(symbols: list[int]) -> zxingcpp.Barcode | None:
-    """Return what symbols say: ZXing reads them without blur."""
+    """Decode symbols by having ZXing read them without blur."""
     modules = np.concatenate([*(_patterns()[each] for each in symbols), _pattern(_STOP)])
     row = np.pad(np.where(modules > 0, 0, 255).astype(np.uint8), 12, constant_values=255).repeat(3)
     found = zxingcpp.read_barcodes(
@@ -274,7 +274,7 @@ def _templates() -> list[_Templates]:
         mixed: np.ndarray = np.convolve(levels, blur / blur.sum(), "same")
         return mixed[_PAD * _SAMPLES : -_PAD * _SAMPLES].astype(np.float32)
 
-    # A symbol begins with ink and ends with paper; what is further away is not known.
+    # A symbol begins with ink and ends with paper; anything farther away is unknown.
     paper, last, first = [0.0] * _PAD, [0.4, 0.3, 0.0], [1.0, 0.5, 0.5]
     return [
         _Templates(

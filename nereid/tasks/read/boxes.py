@@ -1,4 +1,4 @@
-"""Boxes around the regions of a probability map of text, and their reading order."""
+"""Boxes around the regions of a text probability map, and their reading order."""
 
 from itertools import pairwise
 
@@ -9,17 +9,17 @@ from nereid.base.contract import MAX_LINES
 
 # Source: PP-OCRv6 small, its inference settings.
 THRESHOLD, MIN_SCORE, UNCLIP_RATIO = 0.3, 0.5, 1.6
-# Shorter side of a region and of its box, in pixels of the map.
+# Minimum shorter side of a region and of its box, in map pixels.
 MIN_REGION_PX, MIN_BOX_PX = 3, 5
-# Regions that are measured, the largest first, so that noise costs little time.
+# Regions that are scored, largest first, so that noise costs little time.
 MAX_REGIONS = 3 * MAX_LINES
 DILATION = np.ones((2, 2), np.uint8)
 
 
 def find_boxes(probabilities: np.ndarray) -> np.ndarray:
-    """Return the boxes float32[N, 4, 2] of the text in a map float32[H, W], the surest first.
+    """Return the text boxes float32[N, 4, 2] in a map float32[H, W], most confident first.
 
-    The corners are clockwise, and the first one is at the top left. There are at most `MAX_LINES`.
+    Corners are clockwise, starting at the top left. At most `MAX_LINES` boxes are returned.
     """
     mask = cv2.dilate((probabilities > THRESHOLD).view(np.uint8), DILATION)
     rectangles = [*map(cv2.minAreaRect, _outer_contours(mask))]
@@ -35,7 +35,7 @@ def find_boxes(probabilities: np.ndarray) -> np.ndarray:
 def clockwise(corners: np.ndarray) -> np.ndarray:
     """Order the corners of boxes [N, 4, 2] clockwise from the top left.
 
-    Of the two corners at the left, the upper one is the first; then follows the upper one at the right.
+    The upper of the two left corners comes first, followed by the upper of the two right corners.
     """
     by_x = np.take_along_axis(corners, np.argsort(corners[..., :1], axis=1, kind="stable"), axis=1)
     left, right = (
@@ -46,7 +46,7 @@ def clockwise(corners: np.ndarray) -> np.ndarray:
 
 
 def _outer_contours(mask: np.ndarray) -> list[np.ndarray]:
-    """Return the outlines of the largest regions, without those of holes."""
+    """Return the outlines of the largest regions, excluding those of holes."""
     contours, hierarchy = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     outer = [
         each
@@ -68,10 +68,10 @@ def _score(probabilities: np.ndarray, corners: np.ndarray) -> float:
 
 
 def _grown(rectangle: tuple) -> tuple:
-    """Enlarge a rectangle by the area that the network learned to leave out.
+    """Enlarge a rectangle by the margin that the network learned to leave out.
 
-    The distance is area × `UNCLIP_RATIO` / perimeter. The offset of a rectangle is a rectangle, so no library
-    for polygons is needed. Source: Liao et al. 2020, Real-time Scene Text Detection with Differentiable
+    The distance is area × `UNCLIP_RATIO` / perimeter. Offsetting a rectangle gives a rectangle, so no polygon
+    library is needed. Source: Liao et al. 2020, Real-time Scene Text Detection with Differentiable
     Binarization, 3.5.
     """
     center, (width, height), angle = rectangle
@@ -79,14 +79,14 @@ def _grown(rectangle: tuple) -> tuple:
     return center, (width + 2 * distance, height + 2 * distance), angle
 
 
-# Lines are in one row if their centres differ by less than this part of the lower one's height.
+# Lines are in one row if their centres differ by less than this fraction of the smaller one's height.
 ROW_OVERLAP = 0.5
 
 
 def reading_order(boxes: np.ndarray) -> np.ndarray:
-    """Return the places of boxes [N, 4, 2] from top to bottom, and from left to right within a row.
+    """Return the indices of boxes [N, 4, 2] from top to bottom, and from left to right within a row.
 
-    The corners of each box are clockwise from its text's top left, so "top" is that of most of the text.
+    Each box's corners are clockwise from its text's top left, so "top" is where most of the text has its top.
     """
     if not len(boxes):
         return np.zeros(0, int)
@@ -102,7 +102,7 @@ def reading_order(boxes: np.ndarray) -> np.ndarray:
 
 
 def _main_angle(angles: np.ndarray, weights: np.ndarray) -> float:
-    """Return the median angle of the quarter turn that most of the text has."""
+    """Return the median angle within the quarter turn that most of the text has."""
     quarters = np.rint(angles / (np.pi / 2)).astype(int) % 4
     main = int(np.bincount(quarters, weights, 4).argmax())
     inside = np.angle(np.exp(1j * (angles[quarters == main] - main * np.pi / 2)))

@@ -1,4 +1,4 @@
-"""The characters of a recogniser, the text of its outputs, and a line of it."""
+"""A recogniser's characters, the decoding of its outputs to text, and the record of a line."""
 
 import io
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class RecognisedLine:
         text: its characters.
         confidence: mean probability of the characters, 0..1.
         box: corners float32[4, 2] (x, y) in pixels of the upright image, clockwise from the text's top left.
-        page: number of its page, from 1.
+        page: page number, from 1.
     """
 
     text: str
@@ -29,16 +29,16 @@ class RecognisedLine:
 
 
 BLANK = 0
-# The key of the dictionary in the metadata of PP-OCR's ONNX files: one character per line.
+# Metadata key of the dictionary in PP-OCR's ONNX files: one character per line.
 KEY = "character"
-# Numbers of ONNX's protobuf fields: ModelProto.metadata_props; StringStringEntryProto.key and .value.
+# ONNX protobuf field numbers: ModelProto.metadata_props; StringStringEntryProto.key and .value.
 METADATA, ENTRY_KEY, ENTRY_VALUE = 14, 1, 2
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_VARINT_BYTES = 10
 
 
 class Characters:
-    """The characters of a network by their class: the blank is the first, a space the last."""
+    """A network's characters by class; the first is the blank, the last a space."""
 
     def __init__(self, characters: list[str]) -> None:
         self._characters = np.array(["", *characters, " "], object)
@@ -64,7 +64,7 @@ class Characters:
         return cls(split_lines(found))
 
     def decode(self, index: np.ndarray, probability: np.ndarray) -> list[tuple[str, float]]:
-        """Return text and confidence of each line: repeated classes and blanks are left out (CTC).
+        """Return the text and confidence of each line, dropping repeated classes and blanks (CTC).
 
         Args:
             index: best class of each step, int[N, T].
@@ -82,7 +82,7 @@ class Characters:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of an ONNX file without a package for ONNX: the network itself is skipped.
+    """Read an ONNX file's metadata without the ONNX package; the network itself is skipped.
 
     Raises:
         ValueError, IndexError: the file is not a protobuf message.

@@ -1,4 +1,4 @@
-"""Reading of text on a Triton server, blocking and from asyncio."""
+"""Text recognition on a Triton server, blocking and asyncio."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Unpack
@@ -11,7 +11,7 @@ from nereid.tasks.read.result import READINGS, Reading
 
 
 class Reader(ModelClient[Reading]):
-    """A connection to one model that reads text; arguments, retries and errors as of `Classifier`.
+    """A connection to one model that reads text; arguments, retries and errors as for `Classifier`.
 
     Args:
         model: a route, or any model with an input `image` and the outputs `text`, `confidence` and `box`;
@@ -26,7 +26,7 @@ class Reader(ModelClient[Reading]):
     kind = READINGS
 
     def read(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Reading:
-        """Read the text of one image; arguments and errors as `Classifier.classify`."""
+        """Read the text of one image; arguments and errors as for `Classifier.classify`."""
         return self.infer(image, **options)
 
     def read_many(
@@ -34,13 +34,13 @@ class Reader(ModelClient[Reading]):
     ) -> Iterator[ResultOrError[Reading]]:
         """Read the text of a stream of images, several at a time; see `Classifier.classify_many`.
 
-        Each image has its own request, because images differ in their number of lines.
+        Each image is sent in its own request, because the number of lines differs between images.
         """
         return self.infer_many(images, **options)
 
 
 class AsyncReader(AsyncModelClient[Reading]):
-    """`Reader` for asyncio: the same arguments, results and errors."""
+    """`Reader` for asyncio, with the same arguments, results and errors."""
 
     kind = READINGS
 

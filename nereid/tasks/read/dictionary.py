@@ -1,4 +1,4 @@
-"""The characters of a recogniser before it is served: their origin, their lines and their number."""
+"""A recogniser's characters before it is served: their origin, lines and count."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ FIXES = {
     LABELS: "fix: --labels with one character per line, in the order of the classes",
     CURRENT: f"fix: write the characters to the file's metadata '{KEY}', one per line",
 }
-# First lines of lists that contain the blank. Source: class lists of PaddleOCR and of CTC decoders.
+# First lines of lists that include the blank. Source: class lists of PaddleOCR and of CTC decoders.
 BLANKS = frozenset({"blank", "<blank>", "[blank]"})
 
 
 class Classes(NamedTuple):
-    """The output with the classes of a network, and their number; 0 if the file does not contain it."""
+    """The output with a network's classes, and their number; 0 if the file does not contain it."""
 
     output: str = ""
     total: int = 0
@@ -32,16 +32,16 @@ def characters_of(model: Any) -> tuple[str, ...]:
 
 
 def choose(own: Sequence[str], given: Sequence[str], origin: str, classes: Classes) -> tuple[str, ...]:
-    """Return the characters of the file; the given ones if the file has none, or only those fit.
+    """Return the file's own characters; the given ones if the file has none, or only the given ones match.
 
     Args:
-        own: those in the file's metadata.
-        given: those of the user, or of the current version.
-        origin: of the given ones, `LABELS` or `CURRENT`.
-        classes: of the network.
+        own: characters in the file's metadata.
+        given: characters from the user, or from the current version.
+        origin: origin of the given ones, `LABELS` or `CURRENT`.
+        classes: the network's classes.
 
     Raises:
-        WrongUsage: there are none, they do not fit the classes, or two lists differ.
+        WrongUsage: there are none, they do not match the classes, or the two lists differ.
     """
     if not own and not given:
         raise WrongUsage(
@@ -64,7 +64,7 @@ def choose(own: Sequence[str], given: Sequence[str], origin: str, classes: Class
 
 
 def notes(characters: Sequence[str], classes: Classes) -> list[str]:
-    """Return what the user should check about characters that fit."""
+    """Return what the user should check about matching characters."""
     if not classes.total:
         return [
             "the number of characters cannot be checked, because the file does not contain the number of "
@@ -79,7 +79,7 @@ def notes(characters: Sequence[str], classes: Classes) -> list[str]:
 
 
 def _problem(found: Sequence[str], origin: str, fix: str, classes: Classes) -> str:
-    """Return why characters cannot be those of a network; empty if they can."""
+    """Return why characters cannot belong to a network; empty if they can."""
     if "" in found:
         return (
             f"expected a character in each line of {origin}, got an empty line {found.index('') + 1}; fix: "

@@ -28,14 +28,14 @@ from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
 
 
 class NotInEncoding(ValueError):
-    """The text has a character that the encoding does not have."""
+    """The text has a character that the encoding cannot represent."""
 
 
 def encode_gbk(text: str) -> bytes:
-    """Return text in GBK, the encoding of older Chinese systems.
+    """Encode text in GBK, the encoding of older Chinese systems.
 
     Raises:
-        NotInEncoding: GBK does not have a character; the message has it and its place.
+        NotInEncoding: GBK lacks a character; the message names it and its position.
     """
     try:
         return text.encode("gbk")
@@ -163,10 +163,10 @@ async def _respond(
     image: memoryview,
     work: int,
 ) -> GatewayResponse:
-    """Return an answer as JSON in an encoding, or as a PDF whose text can be searched.
+    """Return an answer as JSON in the given encoding, or as a searchable PDF.
 
     Raises:
-        Failure: the encoding has no form for a character of the text; the PDF cannot be made.
+        Failure: the encoding cannot represent a character of the text, or the PDF cannot be created.
     """
     if given.get("format") == "pdf":
         return await _searchable(gateway, request, answer, image, work)

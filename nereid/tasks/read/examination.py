@@ -1,4 +1,4 @@
-"""Outputs of a recogniser: they are compared as the text that callers get."""
+"""Recogniser outputs, compared as the text that callers receive."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,26 +26,26 @@ from nereid.tasks.read.outputs import ReadingOutputs, error_rate
 from nereid.tasks.read.reading_settings import BACKEND, ReadingSettings
 from nereid.vision.inference.session import Session
 
-# Longer pages are examined in part, so that an examination takes seconds.
+# Longer pages are examined only in part, so that an examination takes seconds.
 MAX_LINES = 50
 ROUNDING = 0.01
-# Largest character error rate of lines alone and in a batch. A network that mixes its rows changes most
-# characters. A dynamically quantised network takes its scale over the batch and changes few. Source: 0 to
-# 0.025 for 35 pairs of lines, the default recogniser as INT8, measured 2026-11-26.
+# Maximum character error rate between lines run alone and in a batch. A network that mixes its rows changes
+# most characters. A dynamically quantised network computes its scale over the batch and changes few. Source:
+# 0 to 0.025 for 35 pairs of lines, the default recogniser as INT8, measured 2026-11-26.
 MAX_BATCH_ERRORS = 0.1
 
 
 class ComparedLines:
-    """Outputs that a reader turns into text."""
+    """Outputs that a reader converts to text."""
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
-        """Return whether the pinned model reads text with the network."""
+        """Return whether the pinned model reads text with this network."""
         pinned = request.pinned
         return pinned is not None and read_pbtxt(pinned / "config.pbtxt").get("backend") == BACKEND
 
     def __init__(self, request: ExaminationRequest) -> None:
-        """Read the reader; InvalidConfig if a file has no characters."""
+        """Open the reader; raises InvalidConfig if a file has no characters."""
         assert request.pinned is not None
         self._request = request
         self._reader = ModelConfig.from_file(request.pinned, 1)
@@ -56,7 +56,7 @@ class ComparedLines:
             self._old = Characters.from_file(network_path(request.current, request.document))
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
-        """Return the lines of the golden images in reading order, each as the reader cuts it out."""
+        """Return the lines of the golden images in reading order, each cut out as the reader does it."""
         cut, name, found = self._cutter(), config.inputs[0].name, list[NetworkInput]()
         for path in self._images:
             try:
@@ -71,7 +71,7 @@ class ComparedLines:
         return found
 
     def pair(self, samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
-        """Return the two widest lines, of one width; the second one is half of the first if it is alone."""
+        """Return the two widest lines at the same width; if there is only one, the second is half of it."""
         (name,) = samples[0].inputs
         first, *others = sorted(samples, key=lambda each: -each.inputs[name].shape[-1])
         wide = first.inputs[name]
@@ -81,7 +81,7 @@ class ComparedLines:
         return first, replace(first, inputs={name: padded})
 
     def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-        """Return whether the lines have the same text, apart from a few characters."""
+        """Return whether the lines have the same text, except for a few characters."""
         expected, found = (
             "\n".join(self._decoded(self._new, "a batch of lines", row)[0] for row in rows)
             for rows in (alone, together)
@@ -98,7 +98,7 @@ class ComparedLines:
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
-        """Yield a note for an image without text: such an image compares nothing."""
+        """Yield a note for an image without text, because such an image tests nothing."""
         for image, lines in self._texts(self._new, samples, outputs).items():
             if not lines:
                 yield f"no text is read in {Path(image).name}; fix: --images with text as you read it"
@@ -125,7 +125,7 @@ class ComparedLines:
         return [*dict.fromkeys(self._request.gates.images or (PARCEL_LABEL,))]
 
     def _cutter(self) -> Callable[[bytes], list[np.ndarray]]:
-        """Return the function that cuts the lines out of an image, within the limits of the reader."""
+        """Return a function that cuts the lines out of an image, within the reader's limits."""
         try:  # here, because OpenCV is installed only where text is read
             from nereid.tasks.read.line_search import cut_lines
             from nereid.vision.imaging.decode import Limits
@@ -140,7 +140,7 @@ class ComparedLines:
     def _texts(
         self, characters: Characters, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> dict[str, list[str]]:
-        """Return the lines of each image that the reader would return; none for an image without lines."""
+        """Return the lines that the reader would return for each image; empty for an image without lines."""
         found: dict[str, list[str]] = {str(path): [] for path in self._images}
         for sample, arrays in zip(samples, outputs, strict=True):
             text, confidence = self._decoded(characters, sample.name, arrays)
@@ -173,7 +173,7 @@ def _response(lines: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _opened(config: ModelConfig) -> Callable[[np.ndarray], Any]:
-    """Return a network of the reader as a function; errors as `Session.from_config`."""
+    """Return one of the reader's networks as a function; errors as for `Session.from_config`."""
     session, name = Session.from_config(config, instances=1), config.inputs[0].name
     outputs = [output.name for output in config.outputs]
     return lambda tensor: session.run({name: tensor}, outputs)[0]

@@ -1,4 +1,4 @@
-"""Reading: a recogniser of lines of text, behind a model of the backend `text_reader`."""
+"""Reading: a recogniser of text lines behind a model of the `text_reader` backend."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ from nereid.vision.inference.signature import Signature
 
 
 def check(profile: Profile, name: str) -> Iterator[tuple[Verdict, str]]:
-    """Yield the problems of a reader of text that prevent a load, and its differences from the plain config.
+    """Yield a text reader's problems that prevent a load, and its differences from the plain config.
 
     Raises:
         InvalidConfig: a parameter is invalid, or a network is missing.
@@ -68,29 +68,29 @@ DETECT, DIRECTION = "text_detect", "text_direction"
 PARTS = {DETECT: "detect", DIRECTION: "direction"}
 NETWORK, PINNED, ROUTE = "text_recognise", "read_text_v1", "read_text"
 COMMENT = "# Lines of text in; the best character of each step, and its probability, out.\n"
-# Datatypes and ranks of a recogniser that returns only the best characters.
+# Datatypes and ranks of the outputs of a recogniser that returns only the best characters.
 BEST = [("TYPE_FP32", 2), ("TYPE_INT64", 2)]
 
 
 class ReaderModels(NamedTuple):
-    """A recogniser with a public name, and the networks that find the lines for it."""
+    """A recogniser with a public name, and the networks that find lines for it."""
 
     names: ModelNames
     settings: ServingSettings
 
     @property
     def labelled(self) -> set[str]:
-        """None: the characters are in the network's file."""
+        """None, because the characters are in the network's file."""
         return set()
 
     @property
     def deadline_ms(self) -> int:
-        """That of the default reader: a page takes longer than a photo."""
+        """The default reader's deadline, because a page takes longer than a photo."""
         route = parse_route((TEXT_REPOSITORY / f"{ROUTE}.route.json").read_bytes())
         return route.variants[0].deadline_ms
 
     def configs(self) -> dict[str, dict[str, str]]:
-        """Return the configs of network, reader and route by profile: the default ones, changed."""
+        """Return the network, reader and route configs by profile, derived from the default ones."""
         names = self.names
         return {
             names.network: dict(_like(NETWORK, names.network, self._change_network)),
@@ -121,7 +121,7 @@ class ReaderModels(NamedTuple):
 
 
 def _like(model: str, name: str, change: Callable[[Any], None]) -> Iterator[tuple[str, str]]:
-    """Yield profile and text of each config of a default model, changed and with another name."""
+    """Yield the profile and text of each config of a default model, changed and renamed."""
     folder: Path = TEXT_REPOSITORY / model
     for path in config_files(folder):
         text = path.read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ def _like(model: str, name: str, change: Callable[[Any], None]) -> Iterator[tupl
 
 
 class Lines:
-    """Lines of text, as the reader cuts them out of an image."""
+    """Lines of text as the reader cuts them out of an image."""
 
     unit, labels_are, is_reader = "line", "characters", True
     samples: tuple[Path, ...] = (PARCEL_LABEL,)
@@ -144,16 +144,16 @@ class Lines:
         return facts.characters, dictionary.FILE
 
     def check_labels(self, labels: Sequence[str], origin: str) -> None:
-        """Accept all: a control character may be one that a network reads."""
+        """Accept anything, because a network may read control characters."""
 
     def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
-        """Return the choices: the reader cuts its lines in one height."""
+        """Return the choices; the reader cuts all lines at one height."""
         return choices
 
     def preprocessing(
         self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
-        """Return nothing: the reader prepares the lines."""
+        """Return nothing, because the reader prepares the lines."""
         if given:
             raise WrongUsage(
                 f"a recogniser has no parameters of a preprocessing, got {', '.join(given)}; "
@@ -162,7 +162,7 @@ class Lines:
         return {}, ""
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
-        """Copy the models that find text, for the examination only if the repository has them."""
+        """Copy the models that find text; for an examination, only if the repository has them."""
         if public in PARTS:
             raise WrongUsage(
                 f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
@@ -183,7 +183,7 @@ class Lines:
     def repeated(
         self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
     ) -> NetworkChoices:
-        """Return the choices of the current version, and its characters for a file without its own."""
+        """Return the current version's choices, and its characters for a file without its own."""
         own = dictionary.characters_of(onnx_file.read(path).model)
         labels = () if own else dictionary.characters_of(onnx_file.read(current).model)
         return NetworkChoices(
@@ -191,25 +191,25 @@ class Lines:
         )
 
     def instance_bytes(self, network_bytes: int) -> int:
-        """Return the memory of a process that reads."""
+        """Return the memory of a process that reads text."""
         return READER_BYTES
 
 
 class ReaderIntake:
-    """Networks that return characters of lines, [N, T, C], or the best ones already."""
+    """Networks that return the characters of lines, [N, T, C], or only the best ones."""
 
     name, rank, results = "read", 0, "lines"
     input: InputKind = Lines()
-    # Lines are left out by the probabilities of their characters.
+    # Lines are dropped by the probabilities of their characters.
     has_one_form = leaves_out_by_score = True
 
     @staticmethod
     def noted(metadata: Mapping[str, str]) -> Noted | None:
-        """Return None: Ultralytics has no recognisers."""
+        """Return None, because Ultralytics has no recognisers."""
         return None
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
-        """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
+        """Return whether the metadata names the task, or has characters and the outputs suit a recogniser."""
         kinds = sorted((output.datatype, len(output.shape)) for output in facts.signature.outputs.values())
         has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
         return facts.task == self.name or (bool(facts.characters) and has_steps)
@@ -217,7 +217,7 @@ class ReaderIntake:
     def adapt(
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
-        """Change a file to lines [N, 3, 48, W] in, index and probability of the best characters out."""
+        """Change a file to take lines [N, 3, 48, W] and return the best characters' index and probability."""
         if any(choices.size) or choices.head or choices.last_step:
             raise WrongUsage(
                 "a recogniser has no size, head or thresholds; fix: leave out --size, --head, "
@@ -228,7 +228,7 @@ class ReaderIntake:
     def settings(
         self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
-        """Read the names of the tensors; their kinds are those that the reader needs."""
+        """Read the tensor names; datatypes and ranks are those the reader needs."""
         (image,) = signature.inputs
         line, best = TENSORS["network"]
         tensors = (
@@ -241,7 +241,7 @@ class ReaderIntake:
         return ReaderModels(names, settings)
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
-        """Return the one that makes probabilities of the characters' values, if lines can be batched."""
+        """Return the activation that turns character values into probabilities, if lines can be batched."""
         if not seen.can_batch:
             raise WrongUsage(
                 "expected a network that reads several lines at a time, got an error or other text for two "
@@ -250,7 +250,7 @@ class ReaderIntake:
         return seen.activation if choices.activation == "auto" else choices.activation
 
     def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
-        """Return nothing: the characters are shown as labels."""
+        """Return nothing, because the characters are shown as labels."""
         return []
 
     def shown(self, results: Sequence[Any]) -> str:

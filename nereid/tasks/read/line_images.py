@@ -1,4 +1,4 @@
-"""The inputs of the networks: a page for the search, and rectified lines of text in batches."""
+"""Network inputs: a page for detection, and rectified lines of text in batches."""
 
 import math
 from collections.abc import Generator, Iterator, Sequence
@@ -15,15 +15,15 @@ from nereid.vision.imaging.formats.size import is_pdf
 from nereid.vision.imaging.transform import TURNS, Turn
 
 BACKGROUND = (255, 255, 255)
-# Text is searched on at most this many pixels per side, and read from an image of at most twice as many.
+# Text is detected on at most this many pixels per side, and read from an image of at most twice as many.
 MAX_SIDE_PX = 2000
 MAX_KEPT_PX = 2 * MAX_SIDE_PX
 
 
 class UprightImage:
-    """Upright pixels uint8[H, W, 3], RGB, perhaps smaller than the original image.
+    """Upright pixels uint8[H, W, 3], RGB, possibly smaller than the original image.
 
-    `scale_xy` converts positions in `pixels` to those of the upright original, whose size is `size_wh`.
+    `scale_xy` converts positions in `pixels` to the upright original, whose size is `size_wh`.
     """
 
     __slots__ = ("pixels", "scale_xy", "size_wh")
@@ -35,19 +35,19 @@ class UprightImage:
 
 
 class UprightDecoder:
-    """Decodes untrusted files, one at a time, within `limits`; for one thread.
+    """Decodes untrusted files one at a time within `limits`; for use on one thread.
 
-    Without `max_pages` it opens only images, and of each its first page.
+    Without `max_pages`, it opens only images, and only the first page of each.
     """
 
     def __init__(self, limits: Limits, max_pages: int = 0) -> None:
         self._limits, self._buffers, self._max_pages = limits, Buffers(), max_pages
 
     def pages(self, encoded: bytes, times: StageTimes) -> Generator[UprightImage, None, None]:
-        """Yield the pages of one file, each decoded when it is asked for; large ones are reduced.
+        """Yield a file's pages, decoded on demand; large ones are reduced.
 
         Raises:
-            InvalidImage: the file is not an image or a PDF, is damaged, or exceeds the limits.
+            InvalidImage: the file is neither an image nor a PDF, is damaged, or exceeds the limits.
         """
         if self._max_pages and is_pdf(encoded):
             if len(encoded) > self._limits.max_image_bytes:
@@ -62,7 +62,7 @@ class UprightDecoder:
             yield self(encoded, times, frame)
 
     def __call__(self, encoded: bytes, times: StageTimes, frame: int = 0) -> UprightImage:
-        """Decode an image; `frame` is one of `pages_of`, and errors are as of `pages`."""
+        """Decode an image; `frame` is one of `pages_of`, and errors are as for `pages`."""
         image = open_image(encoded, self._limits, frame=frame)
         times.opened(image)
         stored = image.pixels(_shrink(image), BACKGROUND, self._buffers)
@@ -98,7 +98,7 @@ def _turned(pixels: np.ndarray, turn: Turn) -> np.ndarray:
 MIN_SIDE_PX = 736
 # The network halves each side five times.
 STRIDE_PX = 32
-# A strip gets a margin along its longer sides up to this ratio: the network misses text that fills its input.
+# Long strips get a margin on their longer sides up to this ratio: text that fills the input is missed.
 MAX_RATIO = 8
 # (pixel - 127.5) / 127.5, for each channel.
 LEVEL = 127.5
@@ -109,8 +109,8 @@ class DetectorInput:
 
     Attributes:
         tensor: float32[1, 3, H, W], BGR, -1..1.
-        scale_xy: converts positions in the tensor to those of the pixels.
-        offset_xy: is then subtracted: the margin of a strip, in pixels.
+        scale_xy: converts positions in the tensor to pixel positions.
+        offset_xy: subtracted afterwards: the margin of a strip, in pixels.
     """
 
     __slots__ = ("offset_xy", "scale_xy", "tensor")
@@ -126,15 +126,15 @@ class DetectorInput:
         self.tensor = normalised(padded)
 
     def positions(self, points: np.ndarray) -> np.ndarray:
-        """Convert points float32[..., 2] of the tensor to those of the pixels."""
+        """Convert points float32[..., 2] in the tensor to pixel positions."""
         found: np.ndarray = points * self.scale_xy - self.offset_xy
         return found
 
 
 def network_size(width: int, height: int) -> tuple[int, int]:
-    """Return the width and height at which an image is searched.
+    """Return the width and height at which text is detected in an image.
 
-    The shorter side gets `MIN_SIDE_PX` at least, unless the longer one would exceed `MAX_SIDE_PX`.
+    The shorter side is at least `MIN_SIDE_PX`, unless the longer one would exceed `MAX_SIDE_PX`.
     """
     factor = min(max(1.0, MIN_SIDE_PX / min(width, height)), MAX_SIDE_PX / max(width, height))
     width, height = (max(1, round(side * factor / STRIDE_PX)) * STRIDE_PX for side in (width, height))
@@ -142,7 +142,7 @@ def network_size(width: int, height: int) -> tuple[int, int]:
 
 
 def normalised(pixels: np.ndarray) -> np.ndarray:
-    """Return RGB pixels uint8[H, W, 3] as float32[1, 3, H, W], BGR, -1..1: the networks learned on BGR."""
+    """Convert RGB uint8[H, W, 3] to float32[1, 3, H, W], BGR, -1..1: the networks were trained on BGR."""
     tensor: np.ndarray = cv2.dnn.blobFromImage(pixels, 1 / LEVEL, mean=(LEVEL,) * 3, swapRB=True)
     return tensor
 
@@ -159,20 +159,20 @@ def _with_margin(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # Height of the recogniser's input. Source: PP-OCRv6 small, its inference settings (48 x 320).
 LINE_HEIGHT_PX = 48
-# A line that is longer is squeezed.
+# Longer lines are squeezed to this width.
 MAX_LINE_WIDTH_PX = 3200
-# A box that is so much higher than wide has text that runs downwards or upwards.
+# A box this much taller than wide contains vertical text.
 TALL_RATIO = 1.5
 
 
 def along_text(boxes: np.ndarray) -> np.ndarray:
-    """Turn the corners of tall boxes [N, 4, 2], so that the first side of every box runs along its text."""
+    """Rotate the corners of tall boxes [N, 4, 2] so that the first side of every box runs along its text."""
     width, height = side_lengths(boxes)
     return np.where((height >= TALL_RATIO * width)[:, None, None], np.roll(boxes, -1, axis=1), boxes)
 
 
 def side_lengths(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths along the text and across it, float32[N] each, of boxes [N, 4, 2]."""
+    """Return the lengths of boxes [N, 4, 2] along and across the text, float32[N] each."""
     sides = np.linalg.norm(boxes - np.roll(boxes, -1, axis=1), axis=2)
     return np.maximum(sides[:, 0], sides[:, 2]), np.maximum(sides[:, 1], sides[:, 3])
 
@@ -200,20 +200,20 @@ def turned_around(line: np.ndarray) -> np.ndarray:
     return cv2.rotate(line, cv2.ROTATE_180)
 
 
-# The network halves the width three times, so widths are multiples of this.
+# The network halves the width three times, so widths must be multiples of this.
 STEP_PX = 8
-# Lines share a batch if their widths differ by at most this part: the padding is work for nothing.
+# Lines share a batch if their widths differ by at most this fraction, because padding is wasted work.
 MAX_PADDING = 1 / 16
-# Pixels in a row of all lines of a batch. A larger batch is not faster on a CPU, and takes more memory.
+# Total width of the lines in a batch, in pixels. Larger batches are not faster on a CPU and need more memory.
 BATCH_WIDTH_PX = 2560
 
 
 def batches(widths: Sequence[int], batch_width_px: int = BATCH_WIDTH_PX) -> Iterator[tuple[list[int], int]]:
-    """Yield the places of the lines of each batch, and the width of the batch.
+    """Yield the indices of each batch's lines, and the batch's width.
 
     Args:
-        widths: of all lines, in pixels.
-        batch_width_px: limit on the sum of the widths of a batch, unless it has one line.
+        widths: widths of all lines, in pixels.
+        batch_width_px: limit on the sum of the widths in a batch of more than one line.
     """
     group: list[int] = []
     wide = 0
@@ -230,7 +230,7 @@ def batches(widths: Sequence[int], batch_width_px: int = BATCH_WIDTH_PX) -> Iter
 
 
 def stacked(lines: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Return lines uint8[48, W, 3], RGB, as float32[N, 3, 48, width], BGR, -1..1, with zeros at the right."""
+    """Stack lines uint8[48, W, 3], RGB, as float32[N, 3, 48, width], BGR, -1..1, zero-padded on the right."""
     tensor = np.zeros((len(lines), 3, LINE_HEIGHT_PX, width), np.float32)
     for row, line in zip(tensor, lines, strict=True):
         inside = row[:, :, : line.shape[1]]

@@ -1,4 +1,4 @@
-"""The lines of text on an image, each upright and on its own."""
+"""The lines of text in an image, each upright and on its own."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +29,12 @@ WIDTH_PX = 192
 MAX_ROWS = 16
 # Source: PP-OCR, its inference settings (cls_thresh).
 MIN_PROBABILITY = 0.9
-# Part of the text, by its length, that must run in a direction.
+# Fraction of the text, by length, that must run in one direction.
 MAJORITY = 0.6
 
 
 def upside_down(network: Network, lines: Sequence[np.ndarray]) -> np.ndarray:
-    """Return for each line uint8[48, W, 3] the probability that it is upside down, float32[N]."""
+    """Return the probability that each line uint8[48, W, 3] is upside down, float32[N]."""
     found = np.zeros(len(lines), np.float32)
     for start in range(0, len(lines), MAX_ROWS):
         rows = [_squeezed(line) for line in lines[start : start + MAX_ROWS]]
@@ -49,7 +49,7 @@ def _squeezed(line: np.ndarray) -> np.ndarray:
 
 
 def page_turn(boxes: np.ndarray) -> int:
-    """Return by how many quarter turns, counter-clockwise, a page becomes upright: 0 to 3.
+    """Return the counter-clockwise quarter turns that make a page upright, 0 to 3.
 
     Args:
         boxes: float32[N, 4, 2], the corners clockwise from each text's top left.
@@ -57,22 +57,22 @@ def page_turn(boxes: np.ndarray) -> int:
     if not len(boxes):
         return 0
     along = boxes[:, 1] - boxes[:, 0]
-    # In pixels y points down: a positive angle is a clockwise turn.
+    # In pixels, y points down, so a positive angle is a clockwise turn.
     quarters = np.rint(np.arctan2(along[:, 1], along[:, 0]) / (np.pi / 2)).astype(int) % 4
     lengths = np.bincount(quarters, np.linalg.norm(along, axis=1), 4)
     return int(lengths.argmax()) if lengths.max() >= MAJORITY * lengths.sum() else 0
 
 
 def turned(pixels: np.ndarray, quarters: int) -> np.ndarray:
-    """Return pixels [H, W, 3] turned counter-clockwise."""
+    """Return pixels [H, W, 3] rotated counter-clockwise."""
     return np.ascontiguousarray(np.rot90(pixels, quarters))
 
 
 def positions_before(points: np.ndarray, size_wh: tuple[int, int], quarters: int) -> np.ndarray:
-    """Convert positions [..., 2] on a turned page to those before the turn.
+    """Convert positions [..., 2] on a rotated page to positions before the rotation.
 
     Args:
-        size_wh: width and height before the turn.
+        size_wh: width and height before the rotation.
         quarters: counter-clockwise quarter turns, 0 to 3.
     """
     width, height = size_wh
@@ -81,7 +81,7 @@ def positions_before(points: np.ndarray, size_wh: tuple[int, int], quarters: int
     return np.stack(turns[quarters], axis=-1)
 
 
-# As many lines may all be mistaken for upside down.
+# This many lines may all be mistaken for upside down.
 FEW = 3
 
 
@@ -90,9 +90,9 @@ class FoundLines:
     """The lines of an image.
 
     Attributes:
-        boxes: float32[N, 4, 2], their corners in original pixels, the first side along the text.
+        boxes: float32[N, 4, 2], line corners in original pixels, the first side along the text.
         crops: uint8[48, W, 3] each.
-        others: by the place of a line, the place of the same line turned around: its text may be better.
+        others: maps a line's index to the index of its rotated copy, whose text may be better.
     """
 
     boxes: np.ndarray = field(default_factory=lambda: np.zeros((0, 4, 2), np.float32))
@@ -106,19 +106,19 @@ class FoundLines:
 def find_lines(
     image: UprightImage, detect: Network, direction: Network, times: StageTimes, max_lines: int = MAX_LINES
 ) -> FoundLines:
-    """Return the lines of an image; a page on its side or its head is turned first.
+    """Return the lines of an image; a sideways or upside-down page is rotated first.
 
-    A line that is then still upside down may be a mistake of the network, so it is returned both ways. So are
-    those of a page that was turned for a few lines.
+    A line that still seems upside down may be a mistake of the network, so it is returned both ways,
+    as are all lines of a page that was rotated on the evidence of a few lines.
 
     Args:
         detect: a network, [1, 3, H, W] to probabilities of text float32[1, 1, H, W].
         direction: a network, [N, 3, 48, 192] to probabilities float32[N, 2] of upright and upside down.
-        times: receives those of the stages.
-        max_lines: how many there may be; each costs time.
+        times: receives the times of the stages.
+        max_lines: maximum number of lines; each costs time.
 
     Raises:
-        InvalidImage: there are more.
+        InvalidImage: there are more lines.
     """
     pixels = image.pixels
     boxes, crops, flipped = _turned_lines(pixels, detect, direction, times, max_lines)
@@ -136,9 +136,9 @@ def find_lines(
 
 
 def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: Limits) -> list[np.ndarray]:
-    """Return the lines of a file in reading order, float32[1, 3, 48, W] each, as a recogniser takes them.
+    """Return a file's lines in reading order, float32[1, 3, 48, W] each, as recogniser input.
 
-    A line that seems upside down is returned in that direction only.
+    A line that seems upside down is returned only rotated.
 
     Raises:
         InvalidImage: the file is not an image, is damaged, or exceeds the limits.

@@ -10,7 +10,7 @@ import numpy as np
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
 from nereid.tasks.task_outputs import Arrays, Comparison, Signals
 
-# Characters that are compared; a page of text has fewer.
+# Maximum characters compared; a page of text has fewer.
 MAX_COMPARED = 4096
 
 
@@ -27,7 +27,7 @@ class ReadingOutputs:
         return Comparison(error_rate(old, new), old == new)
 
     def signals(self, outputs: Arrays) -> Signals | None:
-        """Return the mean confidence of an image with lines, and their number."""
+        """Return the mean confidence of each image with lines, and the number of lines."""
         confidences = outputs[CONFIDENCE].ravel()
         if not np.isfinite(confidences).all():
             return None
@@ -43,13 +43,13 @@ class FieldOutputs(ReadingOutputs):
     outputs: tuple[str, ...] = (TEXT, CONFIDENCE, BOX, FIELD)
 
     def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
-        """Return the character error rate of all lines, and whether all fields have the same values."""
+        """Return the character error rate over all lines, and whether all fields have the same values."""
         distance = error_rate(_text(ours), _text(theirs))
         return Comparison(distance, _values(ours) == _values(theirs))
 
 
 def error_rate(expected: str, got: str) -> float:
-    """Return the edit distance (Levenshtein) of two texts, divided by the length of the longer one."""
+    """Return the edit distance (Levenshtein) of two texts divided by the length of the longer one."""
     expected, got = expected[:MAX_COMPARED], got[:MAX_COMPARED]
     longest = max(len(expected), len(got))
     return edit_distance(expected, got) / longest if longest else 0.0
@@ -64,7 +64,7 @@ def edit_distance(expected: str, got: str) -> int:
     row = places.copy()
     for place, each in enumerate(expected, 1):
         kept = np.minimum(row[:-1] + (columns != ord(each)), row[1:] + 1)
-        # An insertion costs 1 for each column: a running minimum after the slope is taken away.
+        # Each inserted column costs 1: subtract that slope, take a running minimum, and add it back.
         row = np.minimum.accumulate(np.concatenate(([place], kept)) - places) + places
     return int(row[-1])
 
@@ -79,5 +79,5 @@ def _values(outputs: Arrays) -> dict[tuple[str, int], Any]:
 
 
 def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> ReadingOutputs:
-    """Return the meaning of a reader's outputs, with fields if it has them."""
+    """Return the meaning of a reader's outputs, including fields if it has them."""
     return FieldOutputs() if FIELD in outputs else ReadingOutputs()

@@ -1,4 +1,4 @@
-"""PDF files, in a process of their own: it may crash, or need too much time or memory, without harm."""
+"""PDF files, opened in a separate process that may crash or exhaust its time or memory without harm."""
 
 import contextlib
 import json
@@ -16,21 +16,21 @@ from nereid.base.contract import PAGE_SIZE
 from nereid.base.errors import InferenceFailed, InvalidImage
 from nereid.vision.imaging.formats.size import is_pdf
 
-# Longer side of a rendered page: A4 at 214 dpi. Bars are searched on as many pixels.
+# Longer side of a rendered page: A4 at 214 dpi, the resolution at which bars are searched for.
 SIDE_PX = 2500
-# Of the process: libraries, a page of 25 MB, and what the file unpacks to.
+# Memory limit of the process: libraries, a page of 25 MB, and what the file unpacks to.
 MAX_BYTES = 2**30
-# For one page, and for a file that gets text.
+# Time limits for one page, and for adding text to a file.
 MAX_PAGE_S, MAX_TEXT_S = 20, 30
 MAX_LINE_BYTES = 2**16
 _PROCESS = Path(__file__).with_name("pdf_process.py")
 
 
 def pages(encoded: bytes, max_pages: int) -> Iterator[np.ndarray]:
-    """Yield each page of a PDF file as RGB pixels, uint8[H, W, 3]; the longer side has `SIDE_PX`.
+    """Yield each page of a PDF file as RGB pixels, uint8[H, W, 3]; the longer side is `SIDE_PX`.
 
     Raises:
-        InvalidImage: the file is damaged or encrypted, has no page or more than `max_pages`, or takes too
+        InvalidImage: the file is damaged or encrypted, has no page or more than `max_pages`, or needs too
             much time or memory.
     """
     request = {"max_pages": max_pages, "side_px": SIDE_PX, "max_s": MAX_PAGE_S * max_pages}
@@ -40,14 +40,14 @@ def pages(encoded: bytes, max_pages: int) -> Iterator[np.ndarray]:
 
 
 def searchable(encoded: bytes, reading: Any) -> bytes:
-    """Return an image or a PDF file as a PDF file whose text can be searched and copied.
+    """Convert an image or a PDF file to a PDF file whose text can be searched and copied.
 
     Args:
-        encoded: what was read.
-        reading: the result: a `Reading`, or an answer of the gateway.
+        encoded: the file that was read.
+        reading: the result: a `Reading` or a gateway response.
 
     Raises:
-        InvalidImage: the file cannot be opened, or takes too much time or memory; or the model that read it
+        InvalidImage: the file cannot be opened or needs too much time or memory, or the model that read it
             returns no pages.
     """
     if not reading.pages:
@@ -68,7 +68,7 @@ def searchable(encoded: bytes, reading: Any) -> bytes:
 def _parts(
     request: Mapping[str, Any], encoded: bytes, timeout_s: float
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the parts of the process's response; it waits for the caller after each of them."""
+    """Yield the parts of the process's response; after each, the process waits for the caller."""
     process = subprocess.Popen(
         [sys.executable, "-P", str(_PROCESS)],
         stdin=subprocess.PIPE,

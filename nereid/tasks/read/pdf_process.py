@@ -1,7 +1,7 @@
-"""The process that opens PDF files for `pdf.py`: native code reads untrusted files here, within limits.
+"""The process that opens PDF files for `pdf.py`, so that native code parses untrusted files within limits.
 
-Stdin has a line of JSON and the file. Stdout gets lines of JSON, each followed by as many `bytes` as it says:
-each page as RGB, or the file with text. A line with `error` is the last one.
+Stdin holds a line of JSON and the file. Stdout gets JSON lines, each followed by the number of `bytes` it
+states: a page as RGB, or the file with text. A line with `error` is the last one.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from typing import Any
 import pypdfium2
 from pypdfium2 import raw
 
-# Of the font, in parts of its height: each character takes the same width.
+# Width of every character of the font, as a fraction of its height.
 CHARACTER_WIDTH = 0.5
 UNITS_PER_EM = 1000
-# Entries of one block of a CMap. Source: Adobe Technical Note 5014.
+# Maximum entries in one block of a CMap. Source: Adobe Technical Note 5014.
 MAX_BLOCK = 100
-# Resolution of a page that is made from an image.
+# Resolution of a page made from an image.
 IMAGE_DPI = 200
 JPEG_QUALITY = 90
 
@@ -36,7 +36,7 @@ def rendered(pdf: pypdfium2.PdfDocument, max_pages: int, side_px: int) -> Iterat
     """Yield each page as RGB, uint8[H, W, 3], with a longer side of `side_px`.
 
     Raises:
-        ValueError: the file has no page, or more than `max_pages`.
+        ValueError: the file has no pages, or more than `max_pages`.
     """
     count = len(pdf)
     if not 1 <= count <= max_pages:
@@ -53,8 +53,8 @@ def rendered(pdf: pypdfium2.PdfDocument, max_pages: int, side_px: int) -> Iterat
 
 
 def pages_of_image(encoded: bytes, count: int) -> pypdfium2.PdfDocument:
-    """Return a PDF whose pages are those of an image file."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes address space
+    """Return a PDF whose pages are an image file's pages."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread reserves address space
     from nereid.vision.imaging.decode import Limits, pages_of, upright_picture
 
     pdf = pypdfium2.PdfDocument.new()
@@ -71,11 +71,11 @@ def pages_of_image(encoded: bytes, count: int) -> pypdfium2.PdfDocument:
 
 
 def add_text(pdf: pypdfium2.PdfDocument, pages: Sequence[Mapping[str, Any]]) -> Part:
-    """Add invisible lines of text to each page; return the file.
+    """Add invisible lines of text to each page and return the file.
 
     Args:
         pdf: the document.
-        pages: of each page `size_wh` in pixels, and `lines`: text and corners in these pixels, clockwise
+        pages: for each page, `size_wh` in pixels and `lines`: text and corners in these pixels, clockwise
             from the text's top left.
     """
     characters = sorted({character for page in pages for text, _ in page["lines"] for character in text})
@@ -88,7 +88,7 @@ def add_text(pdf: pypdfium2.PdfDocument, pages: Sequence[Mapping[str, Any]]) -> 
                 continue
             places = [_place(page, about["size_wh"], corner) for corner in corners]
             sides = (f(xs) for f in (min, max) for xs in zip(*places, strict=True))
-            if present.get_text_bounded(*sides).strip():  # the file itself has the text of this line
+            if present.get_text_bounded(*sides).strip():  # the file already contains this line's text
                 continue
             _insert(pdf, page, font, [codes[character] for character in text], places)
         page.gen_content()
@@ -98,7 +98,7 @@ def add_text(pdf: pypdfium2.PdfDocument, pages: Sequence[Mapping[str, Any]]) -> 
 
 
 def _place(page: pypdfium2.PdfPage, size_wh: tuple[int, int], corner: Sequence[float]) -> tuple[float, float]:
-    """Return a position of a rendered page in its own coordinates."""
+    """Convert a position on a rendered page to the page's own coordinates."""
     x, y = ctypes.c_double(), ctypes.c_double()
     raw.FPDF_DeviceToPage(page, 0, 0, *size_wh, 0, *map(round, corner), x, y)
     return x.value, y.value
@@ -122,7 +122,7 @@ def _insert(
 
 
 def _font(pdf: pypdfium2.PdfDocument, characters: Sequence[str]) -> Any:
-    """Return a font whose codes from 1 mean the characters; its glyphs are boxes."""
+    """Return a font whose codes, starting at 1, map to the characters; its glyphs are boxes."""
     entries = [
         f"<{code:04X}> <{character.encode('utf-16-be').hex()}>"
         for code, character in enumerate(characters, 1)
@@ -153,9 +153,9 @@ def _bytes(content: bytes) -> Any:
 
 
 def _box_font() -> bytes:
-    """Return a TrueType font of an empty glyph and of a box. Source: OpenType 1.9, `glyf` to `maxp`.
+    """Return a TrueType font with an empty glyph and a box. Source: OpenType 1.9, `glyf` to `maxp`.
 
-    Readers skip turned text whose glyphs have no extent.
+    Readers skip rotated text whose glyphs have no extent.
     """
     width = int(CHARACTER_WIDTH * UNITS_PER_EM)
     head = struct.pack(
@@ -205,7 +205,7 @@ def main() -> None:
     ):
         resource.setrlimit(limit, (most, most))
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not reach the response
+    os.dup2(2, 1)  # library output must not reach the response
     try:
         for about, content in parts_of(request, encoded):
             _write(out, about | {"bytes": len(content)}, content)

@@ -1,4 +1,4 @@
-"""Reading of the text on encoded images, with networks that may run anywhere."""
+"""Reading text in encoded images, with networks that may run anywhere."""
 
 import contextlib
 import time
@@ -29,12 +29,12 @@ from nereid.vision.imaging.image_signals import ImageMeter, Sink, size_signals
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.transform import Transform
 
-# glibc keeps the memory of larger images for the next one.
+# glibc would keep the memory of larger images for the next one.
 LARGE_PIXELS = 16_000_000
-# Source: RapidOCR, its default (text_score): below it, lines are mostly not text.
+# Source: RapidOCR's default (text_score); lines below it are mostly not text.
 MIN_CONFIDENCE = 0.5
 
-# Width and height of the picture of a health check.
+# Width and height of a health check's image.
 PROBE_PX = 64
 
 Check = Callable[[], None]
@@ -57,18 +57,18 @@ class Networks:
 
 @dataclass(slots=True)
 class _File:
-    """One file while it is read.
+    """One file while it is being read.
 
     Attributes:
         check: raises if the request was cancelled or has expired.
-        networks: that read it.
-        times: of its stages.
-        is_probe: whether it is that of a health check.
-        images: its pages, decoded one after the other.
-        sizes_wh: of the pages so far, in pixels.
-        lines, barcodes: of these pages.
-        begun_ms: time of the stages before the present page.
-        error: why it is not read on.
+        networks: the networks that read it.
+        times: times of its stages.
+        is_probe: whether it comes from a health check.
+        images: its pages, decoded one by one.
+        sizes_wh: sizes of the pages so far, in pixels.
+        lines, barcodes: lines and barcodes of these pages.
+        begun_ms: time of all stages before the current page.
+        error: why reading stopped.
     """
 
     check: Check
@@ -84,7 +84,7 @@ class _File:
 
     @property
     def spent_ms(self) -> float:
-        """The time of all stages so far, in milliseconds."""
+        """Total time of all stages so far, in milliseconds."""
         return sum(self.times.milliseconds().values())
 
     def decode_next(self) -> UprightImage | None:
@@ -99,7 +99,7 @@ class _File:
                 self.times.add("decode", begin_ns, time.time_ns())
 
     def fail(self, error: Exception, number: int) -> None:
-        """Read no further page, because of this one."""
+        """Stop reading further pages because of an error on this one."""
         self.images.close()
         if number > 1 and isinstance(error, InvalidImage):
             error = InvalidImage(f"page {number}: {error.args[0]}")
@@ -108,13 +108,13 @@ class _File:
 
 @dataclass(slots=True)
 class _Page:
-    """One page while it is read.
+    """One page while it is being read.
 
     Attributes:
-        file: that it is in.
+        file: the file that contains it.
         found: its lines.
-        barcodes: that it has.
-        texts: by the place of the line, text and confidence.
+        barcodes: its barcodes.
+        texts: text and confidence by line index.
     """
 
     file: _File
@@ -124,18 +124,18 @@ class _Page:
 
 
 class TextReader:
-    """Reads batches of images, on one thread.
+    """Reads batches of images on one thread.
 
     Args:
-        limits: on the images.
-        min_confidence: lines below it are left out.
+        limits: limits on the images.
+        min_confidence: lines below it are dropped.
         max_lines: an image with more regions of text is rejected.
         max_read_s: an image whose stages take longer is rejected.
-        sink: receives the signals of each image, for the comparison with a reference.
-        reads_barcodes: whether barcodes are searched.
-        max_pages: a file with more pages is rejected; 0 reads only images, and of each its first page.
+        sink: receives each image's signals, for comparison with a reference.
+        reads_barcodes: whether to search for barcodes.
+        max_pages: a file with more pages is rejected; 0 reads only images, and only the first page of each.
 
-    `times`, `barcodes` and `sizes_wh` (of the pages, in pixels) have those of each file of the last batch.
+    `times`, `barcodes` and `sizes_wh` (page sizes in pixels) refer to each file of the last batch.
     """
 
     def __init__(
@@ -165,13 +165,13 @@ class TextReader:
         checks: Sequence[Check] | None = None,
         networks: Sequence[Networks] | None = None,
     ) -> list[list[RecognisedLine] | ServingError]:
-        """Return the lines of each image in reading order, or its error; a bad image harms no other one.
+        """Return each image's lines in reading order, or its error; a bad image does not affect the others.
 
         Args:
-            images: encoded files; an error stays what it is.
-            checks: one for each image, called between stages; a `ServingError` that it raises ends its image.
-            networks: those of each image, instead of the reader's. Lines of several images that are read
-                together go to the networks of the first one.
+            images: encoded files; an error is passed through unchanged.
+            checks: one per image, called between stages; a `ServingError` raised by it ends that image.
+            networks: networks for each image, instead of the reader's. Lines of several images that are read
+                together use the first image's networks.
         """
         checks = checks or [_no_check] * len(images)
         networks = networks or [self._networks] * len(images)
@@ -179,7 +179,7 @@ class TextReader:
         self.times, self.barcodes = [file.times for file in files], [file.barcodes for file in files]
         self.sizes_wh = [file.sizes_wh for file in files]
         self._recognise([page for file in files if (page := self._next_page(file))])
-        for file in files:  # lines of one page are in memory at a time
+        for file in files:  # the lines of only one page are in memory at a time
             while page := self._next_page(file):
                 self._recognise([page])
         return [file.error or file.lines for file in files]
@@ -193,7 +193,7 @@ class TextReader:
         return _File(check, networks, times, is_probe, self._decode.pages(encoded, times))
 
     def _next_page(self, file: _File) -> _Page | None:
-        """Find the lines of the next page, whose pixels are in memory only here; None if there is none."""
+        """Find the lines of the next page, whose pixels are in memory only here; None at the end."""
         if file.error:
             return None
         is_large, number = False, len(file.sizes_wh) + 1
@@ -215,7 +215,7 @@ class TextReader:
                     barcodes = find_barcodes(image)
             detect, direction = file.networks.detect, file.networks.direction
             found = find_lines(image, detect, direction, file.times, self._max_lines)
-            if number > 1 and not len(found):  # others are checked before their lines are recognised
+            if number > 1 and not len(found):  # other pages are checked before their lines are recognised
                 self._check_time(file)
             return _Page(file, found, barcodes)
         except Exception as error:  # a bad image must not fail the others
@@ -227,7 +227,7 @@ class TextReader:
                 return_memory()
 
     def _recognise(self, pages: Sequence[_Page]) -> None:
-        """Read the lines of pages together, and add them to their files."""
+        """Recognise the lines of several pages together, and add them to their files."""
         places = [(page, line) for page in pages for line in range(len(page.found.crops))]
         for group, width in batches([page.found.crops[line].shape[1] for page, line in places]):
             self._recognise_group([places[each] for each in group], width)
@@ -254,7 +254,7 @@ class TextReader:
             outputs = recognise(stacked([page.found.crops[line] for page, line in alive], width))
             for (page, line), text in zip(alive, self._characters.decode(*outputs), strict=True):
                 page.texts[line] = text
-        except Exception as error:  # the pages of other groups may be read
+        except Exception as error:  # pages in other groups can still be read
             failure = error
         end_ns = time.time_ns()
         for page in pages:
@@ -263,7 +263,7 @@ class TextReader:
             page.file.times.add("recognise", begin_ns, end_ns)
 
     def _check_time(self, file: _File, found: int = 0, done: int = 0) -> None:
-        """Reject a file whose present page has taken too long."""
+        """Reject a file whose current page has taken too long."""
         if file.spent_ms - file.begun_ms > self._max_read_s * 1e3:
             raise InvalidImage(
                 f"expected text that is read within {self._max_read_s:g} s, "
@@ -289,7 +289,7 @@ def _better(page: _Page, line: int) -> int:
 
 
 def _probe(image: UprightImage, networks: Networks) -> FoundLines:
-    """Run every network on a small picture: a health check must be cheap."""
+    """Run every network on a small image, because a health check must be cheap."""
     small = cv2.resize(image.pixels, (PROBE_PX, PROBE_PX), interpolation=cv2.INTER_AREA)
     networks.detect(normalised(small))
     line = cv2.resize(small, (PROBE_PX, LINE_HEIGHT_PX), interpolation=cv2.INTER_LINEAR)
@@ -302,7 +302,7 @@ def _no_check() -> None:
 
 
 def _measure(image: UprightImage, sink: Sink) -> None:
-    """Send the signals of an image; a failure here never harms its request."""
+    """Send an image's signals; a failure here never affects its request."""
     height, width = image.pixels.shape[:2]
     with contextlib.suppress(Exception):
         meter = ImageMeter(Transform(height, width, "UINT8", "NHWC", "exact"), sink)

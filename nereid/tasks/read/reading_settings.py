@@ -25,7 +25,7 @@ from nereid.tasks.task import IN_PROCESS, SERVED
 
 BACKEND = READ.backend.name if READ.backend else ""
 MAX_PAGES = 1000
-# A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
+# A newspaper page has about 400 lines, a dense letter 60; a page of 1,000 takes one core 8 s.
 DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S, DEFAULT_MAX_PAGES = 500, 30.0, 20
 
 
@@ -33,11 +33,11 @@ DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S, DEFAULT_MAX_PAGES = 500, 30.0, 20
 class ReadingSettings:
     """The networks of a reader, by name and pinned version, and the limits on images and lines.
 
-    `networks` is `in_process` or `served`: as models of the same server. `intra_op_thread_count` replaces
-    that of networks in the process; 0 keeps their own. Lines below `min_confidence` are left out. `fields`
-    names a file with the fields of a document, in the version's folder or in the model's. A file is rejected
-    if a page has more than `max_lines` regions of text, if its pages take more than `max_read_s` each, or if
-    it has more than `max_pages`.
+    `networks` is `in_process` or `served`, that is as models on the same server. `intra_op_thread_count`
+    overrides the thread count of in-process networks; 0 keeps their own. Lines below `min_confidence` are
+    dropped. `fields` names a file with the fields of a document, in the version's or the model's folder. A
+    file is rejected if a page has more than `max_lines` text regions, if its pages take more than
+    `max_read_s` each, or if it has more than `max_pages`.
     """
 
     network: str
@@ -73,18 +73,18 @@ class ReadingSettings:
 
     @property
     def parts(self) -> dict[str, tuple[str, int]]:
-        """Return model and version of each network, by its parameter."""
+        """Return the model and version of each network, by parameter name."""
         return {part: (getattr(self, part), getattr(self, f"{part}_version")) for part in PARTS}
 
     @property
     def of_network(self) -> dict[str, str]:
-        """Return the parameters that replace those of each network in the process."""
+        """Return parameters that override those of each in-process network."""
         threads = self.intra_op_thread_count
         return {"intra_op_thread_count": str(threads)} if threads else {}
 
     @property
     def is_in_process(self) -> bool:
-        """Whether the networks run in the process of the reader."""
+        """Whether the networks run in the reader's process."""
         return self.networks == IN_PROCESS
 
 
@@ -105,7 +105,7 @@ PAGE_OUTPUTS = (
     _tensor(BARCODE_PAGE, "INT32", -1),
     _tensor(PAGE_SIZE, "INT32", -1, 2),
 )
-# Input and outputs of each network, in their order; their names are free.
+# Inputs and outputs of each network, in order; tensor names are arbitrary.
 TENSORS = {
     "detect": (_tensor("", "FP32", 3, -1, -1), [_tensor("", "FP32", 1, -1, -1)]),
     "direction": (_tensor("", "FP32", 3, 48, 192), [_tensor("", "FP32", 2)]),
@@ -114,7 +114,7 @@ TENSORS = {
 
 
 def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str]:
-    """Yield what is wrong with the tensors of a reader itself."""
+    """Yield what is wrong with the reader's own tensors."""
     outputs = (
         *LINE_OUTPUTS,
         *(FIELD_OUTPUTS if settings.fields else ()),
@@ -130,7 +130,7 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
 
 
 def has_output(config: ModelConfig, name: str) -> bool:
-    """Return whether a reader has an output, such as that for barcodes, or for pages."""
+    """Return whether a reader has an output, such as the one for barcodes or pages."""
     return any(output.name == name for output in config.outputs)
 
 
@@ -143,7 +143,7 @@ def fields_path(config: ModelConfig, settings: ReadingSettings) -> Path | None:
 
 
 def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
-    """Yield the tensors of a network that do not fit a reader.
+    """Yield a network's tensors that do not suit a reader.
 
     Args:
         part: one of PARTS.
@@ -158,6 +158,6 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
 
 
 def _takes(wanted: TensorSpec, given: TensorSpec) -> bool:
-    """Return whether a tensor has the datatype, and leaves every dim open that differs between images."""
+    """Return whether a tensor has the datatype, and leaves open every dim that varies between images."""
     is_open = all(own == -1 for need, own in zip(wanted.dims, given.dims, strict=False) if need == -1)
     return wanted.fits(given) and is_open

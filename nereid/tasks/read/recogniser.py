@@ -1,4 +1,4 @@
-"""Changes of a recogniser's ONNX file: the best character of each step leaves the network, not all of them.
+"""Changes to a recogniser's ONNX file, so that it returns only the best character of each step.
 
 PaddleOCR's recognisers return a probability for each of thousands of characters, [N, T, characters].
 """
@@ -35,9 +35,9 @@ def adapt_file(
     activation: Activation = "none",
     names: Sequence[str] | None = None,
 ) -> Adapted:
-    """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it.
+    """Change an ONNX file like `adapt`, so that both this machine's and the container's runtime can open it.
 
-    `names` are those of the input, the index and the probability; None for those in the file.
+    `names` are the names of the input, index and probability; None keeps the file's.
     """
 
     def change(model: Any) -> tuple[tuple[str, Adapted], list[str]]:
@@ -53,16 +53,16 @@ def adapt_file(
 
 
 def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation = "none") -> Adapted:
-    """Change a ModelProto in place; its outputs become index and probability.
+    """Change a ModelProto in place so that it outputs index and probability.
 
     Args:
-        model: takes lines float32[N, 3, 48, W], and returns [N, T, classes], or the best classes already.
-        choices: the output with the classes, and the characters of a file without its own. The blank is the
+        model: takes lines float32[N, 3, 48, W] and returns [N, T, classes], or already the best classes.
+        choices: the output with the classes, and the characters for a file without its own. The blank is the
             first class; a space may be the last.
-        activation: function that turns the values of the classes into probabilities.
+        activation: function that turns class values into probabilities.
 
     Raises:
-        WrongUsage: the network is not a recogniser, or the number of characters is not that of its classes.
+        WrongUsage: the network is not a recogniser, or the numbers of characters and classes differ.
     """
     changes = [*_declare_input(model)]
     if best := _best_classes(model):
@@ -87,7 +87,7 @@ def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation
 
 
 def _declare_input(model: Any) -> Iterator[str]:
-    """Declare [N, 3, 48, W]; a network that accepts other heights, too, is used with 48 pixels."""
+    """Declare [N, 3, 48, W]; a network that accepts other heights is still run with 48 pixels."""
     from onnx import TensorProto
 
     image, *others = inputs(model) or [None]
@@ -107,7 +107,7 @@ def _declare_input(model: Any) -> Iterator[str]:
 
 
 def _best_classes(model: Any) -> list[Any]:
-    """Return index and probability of the best character, [N, T] each; [] if the network has others."""
+    """Return index and probability of the best character, [N, T] each; [] if the outputs differ."""
     from onnx import TensorProto
 
     kinds = [TensorProto.INT64, TensorProto.FLOAT]
@@ -140,7 +140,7 @@ def _describe(tensor: Any) -> str:
 def _write_characters(
     model: Any, choices: NetworkChoices, classes: Classes, changes: list[str]
 ) -> tuple[str, ...]:
-    """Write the characters to the metadata, unless they are there already; return them."""
+    """Write the characters to the metadata unless they are already there, and return them."""
     own = characters_of(model)
     characters = dictionary.choose(own, choices.labels, choices.labels_from, classes)
     if characters != own:
@@ -153,7 +153,7 @@ def _write_characters(
 
 
 def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
-    """Replace the output [N, T, classes] by the best class of each step, and its probability."""
+    """Replace the output [N, T, classes] with each step's best class and its probability."""
     from onnx import TensorProto, helper
 
     values, index, probability = scores.name, free_name(model, INDEX), free_name(model, PROBABILITY)

@@ -1,4 +1,4 @@
-"""Text that was read from an image, and the fields of a document."""
+"""Text read from an image, and the fields of a document."""
 
 import json
 import re
@@ -25,8 +25,8 @@ class TextLine:
     Attributes:
         text: its characters.
         confidence: mean probability of the characters, 0..1.
-        box: its four corners (x, y) in pixels of the upright image, clockwise from the text's top left.
-        page: number of its page, from 1.
+        box: four corners (x, y) in pixels of the upright image, clockwise from the text's top left.
+        page: page number, from 1.
     """
 
     text: str
@@ -49,17 +49,17 @@ class Field:
     """One field of a document.
 
     Attributes:
-        name: name in the definition of the document.
-        value: its text; None if the field was not found.
+        name: field name in the document's definition.
+        value: the field's text; None if the field was not found.
         confidence: probability of its characters, 0..1.
-        box: its four corners, as those of a line; None if the field was not found.
-        valid: whether its checksum is right; None for a field without a checksum.
-        corrected: the characters that its checksum corrected.
-        proof: what speaks for the value: `label+checksum`, `checksum`, `label` or `format only`, or with
-            bars `barcode+text+checksum`; None if the field was not found.
-        carrier: whose number it is; None if not known.
-        certain: whether the value is proven, and no other one is about as likely.
-        candidates: the values that are about equally likely, this one first; none if it has no rival.
+        box: four corners, as for a line; None if the field was not found.
+        valid: whether the checksum matches; None for a field without one.
+        corrected: characters corrected by the checksum.
+        proof: evidence for the value: `label+checksum`, `checksum`, `label` or `format only`, or with bars
+            `barcode+text+checksum`; None if the field was not found.
+        carrier: the number's carrier; None if unknown.
+        certain: whether the value is proven, and no other is about as likely.
+        candidates: all about equally likely values, this one first; empty if it has no rival.
         page: number of the page that was searched, from 1.
     """
 
@@ -81,10 +81,10 @@ class Barcode:
     """One barcode.
 
     Attributes:
-        text: what it says. GS1's application identifiers are in parentheses, as printed below the bars.
+        text: the content. GS1 application identifiers are in parentheses, as printed below the bars.
         symbology: such as `Code 128`, `QR Code` or `GS1-128`.
-        box: its four corners, as those of a line, clockwise from the symbol's top left.
-        page: number of its page, from 1.
+        box: four corners, as for a line, clockwise from the symbol's top left.
+        page: page number, from 1.
     """
 
     text: str
@@ -94,14 +94,14 @@ class Barcode:
 
     @property
     def elements(self) -> dict[str, str]:
-        """The values of GS1 by their application identifiers, such as `00`; empty for other barcodes."""
+        """GS1 values by application identifier, such as `00`; empty for other barcodes."""
         is_gs1 = self.symbology.startswith(("GS1", "DataBar"))
         return dict(_ELEMENT.findall(self.text)) if is_gs1 else {}
 
 
 @dataclass(frozen=True, slots=True)
 class PageSize:
-    """The size of a page in pixels; boxes are in these."""
+    """The size of a page in pixels, to which its boxes refer."""
 
     width: int
     height: int
@@ -112,11 +112,11 @@ class Reading:
     """The text of one image or document, and the model that read it.
 
     Attributes:
-        lines: page by page in reading order; none if there is no text.
-        fields: those of each page; none from a model that reads only lines.
-        barcodes: from top to bottom; none from a model that reads only text.
-        model, version, variant, reason, request_id, timings, image: as of a `Prediction`.
-        pages: the sizes of the pages that were read; none from a model that reads only images.
+        lines: page by page in reading order; empty if there is no text.
+        fields: the fields of each page; empty for a model that reads only lines.
+        barcodes: from top to bottom; empty for a model that reads only text.
+        model, version, variant, reason, request_id, timings, image: as for `Prediction`.
+        pages: sizes of the pages read; empty for a model that reads only images.
     """
 
     lines: tuple[TextLine, ...]
@@ -143,7 +143,7 @@ def _count(result: Any) -> int:
 
 
 def _values(result: Any) -> list[tuple[tuple[Any, ...], ...]]:
-    """Return pages, lines, fields and barcodes of each file; outputs that a model lacks have no entries."""
+    """Return each file's pages, lines, fields and barcodes; empty where the model lacks an output."""
     names = (TEXT, CONFIDENCE, BOX, FIELD, *BARCODE_OUTPUTS, *PAGE_OUTPUTS)
     columns = [result.as_numpy(name) for name in names]
     count = len(columns[0])
@@ -190,7 +190,7 @@ def _field(entry: Mapping[str, Any]) -> Field:
         None if entry["box"] is None else _corners(entry["box"]),
         entry["valid"],
         tuple(Correction(each["position"], each["from"], each["to"]) for each in entry["corrected"]),
-        # A server of an older release does not tell them.
+        # Servers of older releases do not return these.
         entry.get("proof"),
         entry.get("carrier"),
         entry.get("certain", False),

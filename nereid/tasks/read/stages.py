@@ -1,4 +1,4 @@
-"""The stages of reading and their times, and the metrics of the backend `text_reader`."""
+"""The stages of reading, their times, and the metrics of the `text_reader` backend."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -8,10 +8,10 @@ from typing import Any
 from nereid.backends.triton.metrics import DURATIONS_S, MetricKind
 from nereid.vision.imaging.decode import EncodedImage
 
-# In their order. The last stage runs for the lines of several images together.
+# In order. The last stage runs once for the lines of several images.
 STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
 
-# Cause and next step where a stage is slow.
+# Cause and next step if a stage is slow.
 MEANINGS = {
     "barcodes": ("searching the images for barcodes takes long", "send smaller images"),
     "detect": (
@@ -34,7 +34,7 @@ MEANINGS = {
     "fields": ("searching the lines for fields takes long", "look at the number of lines and fields"),
 }
 
-# Metrics by their names without the prefix.
+# Metrics by name without the prefix.
 PREFIX, LABELS = "nereid_reader_", ("model", "version")
 FAMILIES: Mapping[str, MetricKind] = {
     "stage_duration_seconds": MetricKind(
@@ -66,11 +66,11 @@ class StageTimes:
         self.about: dict[str, Any] = {}
 
     def begin(self, encoded: bytes) -> None:
-        """Record the size of the file."""
+        """Record the file size."""
         self.about["bytes"] = len(encoded)
 
     def opened(self, image: EncodedImage) -> None:
-        """Record the facts in the header."""
+        """Record facts from the header."""
         width, height = image.size_wh
         self.about |= {"format": image.format, "width": width, "height": height}
 
@@ -84,18 +84,18 @@ class StageTimes:
             self._runs.append((name, begin_ns, time.time_ns()))
 
     def add(self, name: str, begin_ns: int, end_ns: int) -> None:
-        """Record a run of a stage that several images share."""
+        """Record a run of a stage shared by several images."""
         self._runs.append((name, begin_ns, end_ns))
 
     def milliseconds(self) -> dict[str, float]:
-        """Return the time of each stage that ran; that of a shared stage counts in full."""
+        """Return the time of each stage that ran; shared stages count in full."""
         found: dict[str, float] = {}
         for name, begin_ns, end_ns in self._runs:
             found[name] = found.get(name, 0.0) + (end_ns - begin_ns) / 1e6
         return found
 
     def spans(self) -> list[dict[str, Any]]:
-        """Return the runs of stages as spans; the first one has the facts about the image."""
+        """Return the stage runs as spans; the first one carries the facts about the image."""
         return [
             {"name": name, "begin": begin_ns, "end": end_ns, "about": {} if place else self.about}
             for place, (name, begin_ns, end_ns) in enumerate(self._runs)

@@ -1,4 +1,4 @@
-"""Text, fields and barcodes on a terminal, in CSV and on the image."""
+"""Text, fields and barcodes on a terminal, in CSV and drawn on the image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from nereid.cli.tables import print_table
 from nereid.tasks.read import pdf
 from nereid.tasks.read.result import Corners, Field, Reading
 
-# Boxes of fields are rounded to a tenth of a pixel.
+# Field boxes are rounded to a tenth of a pixel.
 ROUNDING_PX = 0.1
 COLUMNS = ("entry", "name", "text", "confidence", "valid", "box", "proof", "carrier", "certain", "page")
 
@@ -33,13 +33,13 @@ def _field_row(field: Field) -> Cells:
 
 
 def _proof(field: Field) -> tuple[str, str, str]:
-    """Return proof, carrier, and whether the value is certain."""
+    """Return the proof, the carrier, and whether the value is certain."""
     certain = "" if field.value is None else "yes" if field.certain else "no"
     return field.proof or "", field.carrier or "", certain
 
 
 def _verdict(field: Field) -> str:
-    """Return whether the checksum of a field is right, in a word; empty without a checksum or value."""
+    """Describe in one word whether a field's checksum matches; empty without a checksum or value."""
     return "" if field.valid is None else "yes" if field.valid else "no"
 
 
@@ -98,7 +98,7 @@ def _marked_texts(reading: Reading) -> list[Mark]:
 
 
 def _is_any(box: Corners, others: Sequence[Corners]) -> bool:
-    """Return whether a box is one of others, up to the rounding of their corners."""
+    """Return whether a box equals one of the others, within the rounding of their corners."""
     return any(
         all(
             abs(side - rounded) <= ROUNDING_PX

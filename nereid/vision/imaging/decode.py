@@ -41,7 +41,7 @@ class Buffers:
         return memory[:size].view(dtype).reshape(shape)
 
 
-# Our own limit is checked on every header; Pillow's would warn or raise at other sizes.
+# We check our own limit on every header; Pillow's would warn or raise at other sizes.
 Image.MAX_IMAGE_PIXELS = None
 
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
@@ -66,7 +66,7 @@ EXIF = b"Exif\0\0"
 IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE = 256, 257, 258
 PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = 262, 322, 323
 SUBFILE_TYPE, REDUCED = 254, 1
-# Images of one TIFF that are looked at.
+# Maximum images of one TIFF that are examined.
 MAX_FRAMES = 1000
 BLACK_IS_ZERO = 1
 
@@ -101,7 +101,7 @@ class EncodedImage:
 
     @property
     def pixel_count(self) -> int:
-        """Width times height."""
+        """Width × height."""
         return self.size_wh[0] * self.size_wh[1]
 
     @property
@@ -145,9 +145,9 @@ def open_image(
     """Read the header of an image file.
 
     Args:
-        limits: those that it must not exceed.
-        is_header_enough: whether the pixels of a TIFF are not wanted; else they are decoded, and turned.
-        frame: image of a TIFF with several, from 0; one of `pages_of`.
+        limits: limits that the image must not exceed.
+        is_header_enough: whether a TIFF's pixels are not needed; otherwise they are decoded and rotated.
+        frame: image of a multi-image TIFF, counted from 0; one of `pages_of`.
 
     Raises:
         InvalidImage: the file has an unknown format, is damaged, or exceeds `limits`, which are checked
@@ -166,7 +166,7 @@ def open_image(
 
 
 def pages_of(encoded: bytes, max_pages: int) -> list[int]:
-    """Return the frames of an image file that are pages: the first one, and further ones of a TIFF.
+    """Return the frames of an image file that are pages: the first, and for a TIFF the following ones.
 
     Raises:
         InvalidImage: it has more than `max_pages`.
@@ -183,16 +183,16 @@ def pages_of(encoded: bytes, max_pages: int) -> list[int]:
                     pages.append(frame)
                 if len(pages) > max_pages:
                     break
-    except Exception:  # the end; viewers, too, ignore a directory that cannot be read
+    except Exception:  # the end; viewers also ignore a directory that cannot be read
         return pages
     raise InvalidImage(f"expected a TIFF of at most {max_pages} pages, got more")
 
 
 def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Image:
-    """Return the upright pixels of an image file, RGB on white, in their full size.
+    """Return an image file's upright pixels at full size, RGB on white.
 
     Raises:
-        InvalidImage: as `open_image`.
+        InvalidImage: as for `open_image`.
     """
     opened = open_image(encoded, limits, frame=frame)
     picture = Image.fromarray(opened.pixels(1, (255, 255, 255), Buffers()))
@@ -201,13 +201,13 @@ def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Ima
 
 
 def read_upright_size(encoded: bytes, limits: Limits, turns: bool = True) -> tuple[int, int]:
-    """Return width and height of an image in pixels; only its header is read.
+    """Return an image's width and height in pixels, reading only its header.
 
     Args:
-        turns: whether the image is turned as its EXIF tag says; a TIFF always is.
+        turns: whether to apply the EXIF orientation; for a TIFF it is always applied.
 
     Raises:
-        InvalidImage: as `open_image`.
+        InvalidImage: as for `open_image`.
     """
     image = open_image(encoded, limits, is_header_enough=True)
     width, height = image.size_wh
@@ -258,7 +258,7 @@ def _read_exif(payload: bytes) -> Image.Exif:
 def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
     try:
         value: object = read_exif().get(ExifTags.Base.Orientation)
-    except Exception:  # the pixels of an image with damaged metadata are used
+    except Exception:  # pixels are still usable if the metadata is damaged
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -279,7 +279,7 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
             return _decode_with_pillow(image, shrink)
         if not any(marker == jpeg.END_OF_IMAGE for marker, _ in jpeg.segments(image.encoded)):
             raise _damaged(image, "it ends too early") from None
-        pixels = memory.reshape(height, width, -1)  # all of them: it warned at the end
+        pixels = memory.reshape(height, width, -1)  # complete, because the warning came at the end
     if image.colorspace == "CMYK":  # JPEGs store the complement
         np.subtract(255, pixels, out=pixels)
         return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))

@@ -36,9 +36,9 @@ from nereid.vision.imaging.kernel import (
 )
 from nereid.vision.imaging.transform import DATATYPES, Transform
 
-# Pinned memory through which pixels decoded on the host pass: about a photo of 5 megapixels.
+# Pinned memory for transferring pixels decoded on the host: about a photo of 5 megapixels.
 STAGING_BYTES = 16 * 2**20
-# The hardware engine first, if there is one. Not CPU_ONLY: our own decoder takes the files that these refuse.
+# Hardware engine first, if present. No CPU_ONLY: our own decoder handles the files that these reject.
 BACKENDS = ("HW_GPU_ONLY", "GPU_ONLY", "HYBRID_CPU_GPU")
 # Interpolates chroma as libjpeg does; off by default.
 DECODER_OPTIONS = ":fancy_upsampling=1"
@@ -46,8 +46,8 @@ END_OF_IMAGE = b"\xff\xd9"
 # Some writers pad the file after its end.
 TAIL_BYTES = 64
 PROBE_PX = 64
-# Memory of decoded images is used again, which saves a fifth of the decoder's time (docs/architecture.md).
-# Two sets take turns: the kernel reads one while the next batch is decoded. A set that is too large is freed.
+# Reusing the memory of decoded images saves a fifth of the decoder's time (docs/architecture.md). Two sets
+# alternate: the kernel reads one while the next batch is decoded into the other. Too large a set is freed.
 SETS, KEPT_BYTES = 2, 256 * 2**20
 
 
@@ -69,9 +69,9 @@ class _Slot:
 
 
 class _Set:
-    """Decoded images whose memory is used again, and their largest sizes.
+    """Decoded images whose memory is reused, and their largest sizes.
 
-    `is_read` is recorded after their last reader. Until then, `owners` keeps what the device reads.
+    `is_read` is recorded after their last reader; until then, `owners` keeps alive what the device reads.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -84,7 +84,7 @@ class _Set:
         self.stream = stream
 
     def keep(self, images: Sequence[Any]) -> None:
-        """Keep decoded images for a later batch, if they do not need too much memory."""
+        """Keep decoded images for a later batch unless they need too much memory."""
         sizes = [image.shape[0] * image.strides[0] for image in images]
         before = self.sizes[: len(sizes)] + [0] * (len(sizes) - len(self.sizes))
         self.sizes = [max(pair) for pair in zip(sizes, before, strict=True)] + self.sizes[len(sizes) :]
@@ -201,7 +201,7 @@ class GpuPreprocessor:
         return [each if isinstance(each, ServingError) else None for each in outcomes]
 
     def release(self) -> None:
-        """Release what the device has read, when nothing is enqueued any more."""
+        """Release everything the device has read, once nothing is enqueued any more."""
         for each in self._sets:
             each.owners = []
 

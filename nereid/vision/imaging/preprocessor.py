@@ -45,7 +45,7 @@ class Preprocessor(Protocol):
 
 
 class PixelBudget:
-    """Bounds the pixels of the images that threads decode at the same time; a larger image goes alone."""
+    """Bounds the pixels that threads decode at the same time; an image above the limit is decoded alone."""
 
     def __init__(self, pixels: int) -> None:
         self._pixels = self._free = pixels
@@ -53,7 +53,7 @@ class PixelBudget:
 
     @contextmanager
     def acquire(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for the pixels, and take it while the context lasts."""
+        """Wait until there is room for the pixels, and reserve it while the context lasts."""
         pixels = min(pixels, self._pixels)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= pixels)
@@ -67,14 +67,14 @@ class PixelBudget:
 
 
 def _lower_priority() -> None:
-    """Give the cores to all other threads first; only Linux has a priority for each thread."""
+    """Yield the cores to all other threads; only Linux has per-thread priorities."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENCE)
 
 
 class CpuPreprocessor:
     """Decodes and transforms the images of a batch in parallel, each on one of `threads` threads.
 
-    The images in work have at most twice the pixels of the largest valid image, so that memory is bounded.
+    Images in progress have at most twice the pixels of the largest valid image, which bounds memory.
     `sink` receives the signals of each good image.
     """
 

@@ -1,4 +1,4 @@
-"""Joining requests to the inputs of one run of a network, and splitting its outputs.
+"""Joins requests into the inputs of one network run, and splits its outputs again.
 
 Arrays are NumPy's, or CuPy's on the device of the instance; only `concatenate` distinguishes them.
 """
@@ -30,7 +30,7 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Rules by which the requests of a model are joined.
+    """Rules for joining a model's requests.
 
     Args:
         max_batch_size: if positive, the first dimension of every tensor is the batch; 0 for no batches.

@@ -70,7 +70,7 @@ class RecordedRuns:
     """Runs of a session that repeats CUDA graphs: a graph reads and writes the addresses of its recording.
 
     Each set of shapes has buffers of its own, allocated once. Inputs are copied into them, and outputs out of
-    them, on the device: an output may be handed on by DLPack and read after the next run has begun.
+    the device, because an output may be passed on by DLPack and read after the next run has begun.
 
     Args:
         xp: `cupy`, or `numpy` for a session on the CPU.
@@ -196,14 +196,14 @@ class BoundRuns:
         """Allocate the outputs and record all graphs.
 
         Raises:
-            InferenceFailed: an output has not one row per row of input.
+            InferenceFailed: an output does not have one row per row of input.
         """
         self._session, self._sizes, self._name = session, sorted(sizes), name
         self._device_id = device_id
         self._outputs = [self._allocate(tensor, outputs) for tensor in tensors]
         self._hosts = [_pinned(arrays) for arrays in self._outputs]
         self._runs: dict[tuple[int, int], tuple[Any, onnxruntime.RunOptions]] = {}
-        # All slots of a size after each other: ONNX Runtime plans a size anew after another one.
+        # Run all slots of one size in succession, because ONNX Runtime plans again whenever the size changes.
         for rows in self._sizes:
             for slot, tensor in enumerate(tensors):
                 self._runs[slot, rows] = self._bind(slot, tensor, rows)
@@ -267,7 +267,7 @@ def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:
 
 
 def _check_rows(rows: int, outputs: Mapping[str, Any]) -> None:
-    """Fail if an output has not one row for each row of input: rows that fill up could not be cut off."""
+    """Fail unless an output has one row per input row; otherwise padding rows could not be cut off."""
     for name, array in outputs.items():
         if array.shape[:1] != (rows,):
             raise InferenceFailed(

@@ -1,4 +1,4 @@
-"""Numbers of rows and threads of the runs of a network."""
+"""Row and thread counts of network runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WARM_BATCH_SIZES = "nereid.warm_batch_sizes"
 
 
 def run_batch_size(config: ModelConfig) -> int:
-    """Return the limit of the rows of one run; 0 for none. Without a batch dimension, there are no rows.
+    """Return the maximum rows per run; 0 for no limit. Without a batch dimension, there are no rows.
 
     Raises:
         InvalidConfig: the parameter is not a number.

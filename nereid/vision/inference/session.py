@@ -50,7 +50,7 @@ class SessionEvents:
     Args:
         ran: after each run, with its seconds and its rows.
         halved: before a batch that did not fit into memory is run in two halves.
-        warmed: after each run at load, with its seconds.
+        warmed: after each warm-up run at load, with its seconds.
         device_failed: once, with the text of the error, when the device of the session has failed.
     """
 
@@ -188,7 +188,7 @@ class Session:
         )
 
     def warm_up(self, requests: Iterable[Arrays]) -> None:
-        """Run the network once for each request, so that no client waits for its first run of a batch size.
+        """Run the network once per request, so that no client has to wait for the first run of a batch size.
 
         Raises:
             InvalidConfig: a run fails.
@@ -240,7 +240,7 @@ class Session:
         return self._run_parts(self._run_or_halve, inputs, outputs, rows, self._run_batch_size)
 
     def fail(self, reason: str) -> None:
-        """Let every run fail from now on, as the device failed; reported once."""
+        """Make every run fail from now on, as after a device failure; reported once."""
         if not self.device_failure:
             self.device_failure = reason
             self._events.device_failed(reason)
@@ -338,7 +338,7 @@ class Session:
         start = time.perf_counter()
         results = self._feed(inputs, outputs, next(self._run_options))
         self._events.ran(time.perf_counter() - start, rows)
-        # Triton has no scalars: they travel with the dims of the config.
+        # Triton has no scalars, so they are sent with the dims of the config.
         return [
             result if result.ndim else result.reshape(self._output_dims[name])
             for name, result in zip(outputs, results, strict=True)

@@ -55,7 +55,7 @@ Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
 
 
 def folder_of(model: Path, version: int) -> Path:
-    """Return the folder for the copies of a version, outside of the version, as versions never change."""
+    """Return the folder for a version's copies, outside the version because versions never change."""
     return version_state.folder_of(model, version, FOLDER)
 
 
@@ -72,7 +72,7 @@ def open_shared(
     options = settings.options
     try:
         with files.locked_folder(path.parent):
-            # Another instance renames its folder under the lock, so the files are read under it, too.
+            # Another instance renames its folder under the lock, so the files must be read under it, too.
             folder = place / _key(path, settings)
             if not folder.exists():
                 _write(path, folder, settings, opener)
@@ -88,7 +88,7 @@ def open_shared(
 
 
 def _key(path: Path, settings: SessionSettings) -> str:
-    """Return a digest of all that the written form depends on: files, ONNX Runtime, CPU and options."""
+    """Return a digest of everything the written form depends on: files, ONNX Runtime, CPU and options."""
     level = settings.options.graph_optimization_level.name
     return version_state.digest(path, FORM, onnxruntime.__version__, level, *settings.extras, _processor())
 

@@ -1,4 +1,4 @@
-"""Files that are written when a version is loaded, outside of the version, as versions never change."""
+"""Files written when a version is loaded, outside the version's folder because versions never change."""
 
 import hashlib
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nereid.base import files
 
-# A folder that no instance has opened for this time belongs to files, versions or options of the past.
+# A folder not opened by any instance for this long belongs to obsolete files, versions or options.
 KEPT_S = 30 * 86_400
 
 
@@ -29,7 +29,7 @@ def digest(path: Path, *words: str) -> str:
 
 
 def remove_old(place: Path, suffix: str = "") -> None:
-    """Remove the folders in `place` that nobody has opened for long, and those with this suffix.
+    """Remove the folders in `place` that nobody has opened for a long time, and those with this suffix.
 
     Raises:
         OSError: a folder cannot be removed.

@@ -1,1 +1,1 @@
-"""Fields of a document, such as a tracking number, out of the lines of text that were read from it."""
+"""Document fields, such as a tracking number, extracted from recognised lines of text."""

@@ -1,4 +1,4 @@
-"""Checksums of numbers on parcels and goods. Letters are upper case, and spaces were removed before."""
+"""Checksums of parcel and product numbers. Letters are upper case, and spaces have been removed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ ALPHANUMERIC = DIGITS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GS1_LENGTHS = frozenset({8, 12, 13, 14, 18})
 # Source: UPU S10-12, weights of the serial number's digits.
 S10_WEIGHTS = (8, 6, 4, 2, 3, 5, 9, 7)
-# Source: ISO 3166-1, alpha-2 codes that are officially assigned (249, January 2024).
+# Source: ISO 3166-1, officially assigned alpha-2 codes (249, January 2024).
 _COUNTRIES = """
     AD AE AF AG AI AL AM AO AQ AR AS AT AU AW AX AZ BA BB BD BE BF BG BH BI BJ BL BM BN BO BQ BR BS
     BT BV BW BY BZ CA CC CD CF CG CH CI CK CL CM CN CO CR CU CV CW CX CY CZ DE DJ DK DM DO DZ EC EE
@@ -29,9 +29,9 @@ class Checksum:
     """A rule for check digits.
 
     Attributes:
-        holds: whether a number fulfils the rule; false for other lengths and characters.
-        covers: whether the rule depends on the character at a place of a number of this length.
-        chance: how many random numbers of its length fulfil it, 0..1.
+        holds: whether a number satisfies the rule; false for other lengths and characters.
+        covers: whether the rule depends on the character at a position in a number of the given length.
+        chance: fraction of random numbers of its length that satisfy it, 0..1.
     """
 
     holds: Callable[[str], bool]
@@ -40,10 +40,10 @@ class Checksum:
 
 
 def upu_s10(number: str) -> bool:
-    """Check a postal item's number: two letters, eight digits and their check digit, and a country.
+    """Check a postal item number: two letters, eight digits with their check digit, and a country.
 
-    The check digit is 11 - (weighted sum mod 11), where 10 becomes 0 and 11 becomes 5. The letters are not
-    covered, but the country must exist.
+    The check digit is 11 - (weighted sum mod 11), where 10 becomes 0 and 11 becomes 5. It does not cover the
+    letters, but the country must exist.
 
     Source: UPU standard S10-12. Vectors: RB123456785GB, RB123456785US
     (github.com/jkeen/tracking_number_data).
@@ -56,9 +56,9 @@ def upu_s10(number: str) -> bool:
 
 
 def ups_1z(number: str) -> bool:
-    """Check a number of UPS: `1Z`, 15 letters or digits, and the check digit.
+    """Check a UPS number: `1Z`, 15 letters or digits, and the check digit.
 
-    Letters count as (ASCII code - 63) mod 10; weights are 1 and 2 in turn, modulo 10.
+    Letters count as (ASCII code - 63) mod 10; weights alternate between 1 and 2, modulo 10.
 
     Source: UPS, Guide to Labeling. Vectors: 1Z5R89390357567127, 1Z879E930346834440
     (github.com/jkeen/tracking_number_data), 1Z999AA10123456784 (UPS developer guide).
@@ -67,7 +67,7 @@ def ups_1z(number: str) -> bool:
 
 
 def mod_10_1_2(number: str) -> bool:
-    """Check letters and digits as `ups_1z` does, but of any length; the last is the check digit.
+    """Check letters and digits as `ups_1z` does, for any length; the last character is the check digit.
 
     Source and vectors: C11031500001879, D10011354453707 (OnTrac), 1506235620 (UPS, without its K)
     (github.com/jkeen/tracking_number_data).
@@ -81,7 +81,7 @@ def mod_10_1_2(number: str) -> bool:
 
 
 def gs1(number: str) -> bool:
-    """Check an SSCC-18 or a GTIN-8, -12, -13 or -14: weights 3 and 1 in turn from the right, modulo 10.
+    """Check an SSCC-18 or a GTIN-8, -12, -13 or -14: alternating weights 3 and 1 from the right, modulo 10.
 
     Source: GS1 General Specifications, 7.9. Vectors: GTIN-13 6291041500213 (GS1's calculator), GTIN-12
     036000241457, SSCC-18 000123450000000027 (github.com/jkeen/tracking_number_data).
@@ -90,7 +90,7 @@ def gs1(number: str) -> bool:
 
 
 def mod_10_3_1(number: str) -> bool:
-    """Check digits as `gs1` does, but of any length.
+    """Check digits as `gs1` does, for any length.
 
     Source and vectors: 9400111206206406260787 (USPS), 568283610012000 (FedEx Ground), 0073938000549297
     (Canada Post) (github.com/jkeen/tracking_number_data).
@@ -99,7 +99,7 @@ def mod_10_3_1(number: str) -> bool:
 
 
 def mod_7(number: str) -> bool:
-    """Check a number of DHL Express: the last digit is the others' remainder modulo 7.
+    """Check a DHL Express number: the last digit is the remainder of the others modulo 7.
 
     Source and vectors: 3318810025, 73891051146 (github.com/jkeen/tracking_number_data).
     """
@@ -107,9 +107,9 @@ def mod_7(number: str) -> bool:
 
 
 def fedex_12(number: str) -> bool:
-    """Check a number of FedEx: weights 1, 3, 7 in turn from the right, modulo 11, then modulo 10.
+    """Check a FedEx number: repeating weights 1, 3, 7 from the right, modulo 11, then modulo 10.
 
-    It has 12 digits, or 14 at the end of a longer number.
+    It has 12 digits, or is the last 14 of a longer number.
 
     Source and vectors: 986578788855, 477179081230, 799531274483, 00779017972697
     (github.com/jkeen/tracking_number_data).
@@ -120,7 +120,7 @@ def fedex_12(number: str) -> bool:
 
 
 def luhn(number: str) -> bool:
-    """Check digits by Luhn's rule (mod 10): from the right, every second digit counts twice.
+    """Check digits by the Luhn algorithm (mod 10): from the right, every second digit is doubled.
 
     Source: ISO/IEC 7812-1, annex B. Vectors: 79927398713, 17893729974 (Wikipedia, Luhn algorithm).
     """
@@ -131,7 +131,7 @@ def luhn(number: str) -> bool:
 
 
 def mod_11(number: str) -> bool:
-    """Check digits by weights 1, 2, 3, … from the right, modulo 11; the last may be X for 10.
+    """Check digits with weights 1, 2, 3, … from the right, modulo 11; the last may be X for 10.
 
     Source: ISO 2108:1992 (ISBN-10). Vectors: 0306406152, 080442957X (Wikipedia, ISBN).
     """
@@ -145,8 +145,8 @@ def mod_11(number: str) -> bool:
 def mod_37_36(number: str) -> bool:
     """Check letters and digits by ISO 7064's hybrid system mod 37,36.
 
-    DPD prints it on its parcels, and its check character is a letter or a digit. The pure system mod 37,2
-    needs a `*`, and no carrier of this list uses it.
+    DPD prints it on its parcels; its check character is a letter or a digit. The pure system mod 37,2 needs a
+    `*`, and no carrier in this list uses it.
 
     Source: ISO/IEC 7064:2003, 9. Vector: A12425GABC1234002M (IFPI, GRid standard, appendix).
     """
@@ -168,7 +168,7 @@ def _weighted(digits: str, weights: Sequence[int]) -> int:
 
 
 CHECKSUMS: Mapping[str, Checksum] = {
-    # 249 of the 676 pairs of letters are countries.
+    # 249 of the 676 letter pairs are countries.
     "upu_s10": Checksum(upu_s10, lambda place, length: 2 <= place < length - 2, chance=0.1 * 249 / 676),
     "ups_1z": Checksum(ups_1z, lambda place, length: place >= 2),
     "gs1": Checksum(gs1),

@@ -1,6 +1,6 @@
-"""Readings of a number: as it was read, or with look-alike characters replaced where a checksum proves it.
+"""Readings of a number: as recognised, or with look-alike characters replaced where a checksum proves it.
 
-What speaks for a reading is the logarithm of how rare it is: 3 means that one of 1,000 random texts has it.
+The evidence for a reading is the logarithm of its rarity: 3 means that 1 in 1,000 random texts has it.
 """
 
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from nereid.tasks.read.fields.check_digits import CHECKSUMS, Checksum
 from nereid.tasks.read.fields.shapes import DIGITS, LETTERS, Shape
 from nereid.tasks.read.fields.specification import Carrier, Form, Format, is_repeated, judge, shapes_by_length
 
-# Most characters that are replaced in one number: more replacements let a checksum hold by chance.
+# Maximum characters replaced in one number; with more, a checksum would too often match by chance.
 MAX_CORRECTED = 3
-# Evidence: of 100 texts in which a letter follows a digit or the reverse, 10 do so at the same place.
+# Evidence: of 100 texts in which letters and digits alternate, 10 do so at the same position.
 CHANGE = 1.0
-# A number that was misread (1 of 20) has a wrong checksum as often as a random one (9 of 10).
+# A misread number (1 in 20) has a wrong checksum as often as a random one (9 in 10).
 WRONG_CHECKSUM = -1.3
-# A letter that is read for a digit, and a digit for a letter: numbers of digits only are too frequent.
+# A letter read as a digit, and a digit read as a letter: all-digit numbers are too common.
 LETTER_CORRECTED, DIGIT_CORRECTED = -1.0, -2.0
 # The page names the carrier, or only other carriers.
 NAMED, OTHERS_NAMED = 1.5, -0.5
-# Of formats that differ by less, the first one counts.
+# If formats differ by less than this, the first one wins.
 ALIKE = 0.5
-# Letters that fonts draw like a digit. A digit is never replaced by another digit: a check digit shows that
-# one is wrong, but not which one.
+# Letters that fonts draw like a digit. A digit is never replaced by another digit: a check digit shows
+# that one is wrong, but not which one.
 _LIKE_DIGIT = {
     "0": "ODQo",
     "1": "Iil",
@@ -47,7 +47,7 @@ LOOK_ALIKES = {
 
 @dataclass(frozen=True, slots=True)
 class CharacterCorrection:
-    """A character that was replaced: its position in the value, what was read, and what it became."""
+    """A replaced character: its position in the value, what was read, and its replacement."""
 
     position: int
     before: str
@@ -56,13 +56,13 @@ class CharacterCorrection:
 
 @dataclass(frozen=True, slots=True)
 class NumberReading:
-    """A value of a format.
+    """A value in a format.
 
     Attributes:
-        value: without separators, in upper case; of a format that is not joined, as it was read.
-        valid: whether the checksum holds; None without one.
-        corrections: replaced characters; there are some only if the checksum proves them.
-        covered: whether the checksum covers all characters that may differ.
+        value: without separators, in upper case; as read if the format is not joined.
+        valid: whether the checksum matches; None without one.
+        corrections: replaced characters; only present if the checksum proves them.
+        covered: whether the checksum covers all characters that may vary.
     """
 
     value: str
@@ -83,14 +83,14 @@ class Match:
 
 
 def read_number(text: str, forms: tuple[Form, ...], named: frozenset[str] = frozenset()) -> Match | None:
-    """Return the best reading of letters and digits in any of the formats; None if none fits.
+    """Return the best reading of letters and digits in any of the formats; None if none matches.
 
-    If two corrections of equal size prove different values, none is valid.
+    If two corrections of equal size prove different values, neither is valid.
 
     Args:
         text: letters and digits.
-        forms: formats, and the carriers that have them.
-        named: names of the carriers on the page.
+        forms: formats with their carriers.
+        named: names of the carriers mentioned on the page.
     """
     found = [
         Match(reading, form, carrier, reading.evidence + _naming(carrier, named))
@@ -145,7 +145,7 @@ def _read(text: str, form: Format) -> NumberReading | None:
 
 @cache
 def _covers(form: Format, length: int) -> bool:
-    """Return whether a checksum covers all characters of a value that the pattern does not fix."""
+    """Return whether a checksum covers every character of a value that the pattern leaves open."""
     if form.checksum == "none":
         return False
     for shape in shapes_by_length(form).get(length, ()):
@@ -163,7 +163,7 @@ def _corrections(reading: NumberReading) -> int:
 
 
 def _cost(corrections: tuple[CharacterCorrection, ...]) -> float:
-    """Return what speaks against corrections; the same one in several places counts once."""
+    """Return the evidence against corrections; the same correction at several positions counts once."""
     kinds = {(each.before, each.after) for each in corrections}
     return sum(DIGIT_CORRECTED if before.isdigit() else LETTER_CORRECTED for before, _ in kinds)
 
@@ -176,7 +176,7 @@ def _proof(form: Format, valid: bool | None) -> float:
 
 @lru_cache(maxsize=10_000)
 def _rarity(shape: Shape, kinds: tuple[bool, ...]) -> float | None:
-    """Return how rare a shape is among texts with digits at the same places; None if it differs."""
+    """Return how rare a shape is among texts with digits at the same positions; None if it does not match."""
     rarity = 0.0
     for is_digit, (accepted, *_) in zip(kinds, shape, strict=True):
         share = _share(accepted, is_digit)
@@ -189,7 +189,7 @@ def _rarity(shape: Shape, kinds: tuple[bool, ...]) -> float | None:
 
 @cache
 def _share(accepted: frozenset[str], is_digit: bool) -> float:
-    """Return how many digits, or letters, a place accepts as they are or corrected, 0..1."""
+    """Return the fraction of digits or letters that a position accepts, as is or corrected, 0..1."""
     kind = DIGITS if is_digit else LETTERS
     fitting = kind & accepted or {each for each in kind if {*LOOK_ALIKES.get(each, "")} & accepted}
     return len(fitting) / len(kind)
@@ -198,10 +198,10 @@ def _share(accepted: frozenset[str], is_digit: bool) -> float:
 def _corrected(
     text: str, shape: Shape, checksum: Checksum
 ) -> Iterator[tuple[str, str, tuple[CharacterCorrection, ...]]]:
-    """Yield value and checked part of a shape, which differ from a text only where the text does not fit.
+    """Yield the value and checked part of a shape, changing a text only where it does not match.
 
-    A character that fits stays, even if another one would make the checksum hold: it proves too little. A
-    place that the checksum does not cover is replaced only if the pattern has a single character there.
+    A matching character is kept even if another would satisfy the checksum: that proves too little. A
+    position that the checksum does not cover is replaced only if the pattern allows a single character there.
     """
     options: list[str] = []
     wrong = position = 0

@@ -1,4 +1,4 @@
-"""The fields of a document: candidates for each, ranked by the evidence for them."""
+"""The fields of a document: candidates for each, ranked by evidence."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,10 +24,10 @@ from nereid.tasks.read.fields.specification import (
 )
 from nereid.tasks.read.outputs import edit_distance
 
-# Groups of characters that one number may have, such as `1Z 999 AA1 01 2345 6784`; or one character each.
+# Maximum groups of characters in one number, such as `1Z 999 AA1 01 2345 6784`, or single characters.
 MAX_GROUPS, MAX_SINGLE_CHARACTERS = 16, 40
 _GROUP = re.compile(r"[0-9A-Za-z]+")
-# A full stop may be dirt, or that of a decimal: it separates only what needs no label.
+# A full stop may be dirt or a decimal point, so it separates only formats that need no label.
 _STOPS = re.compile(r"[.·]")
 _SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*")
 # Telephone numbers and dates, which digits without letters may be.
@@ -37,7 +37,7 @@ _OTHER_KINDS = re.compile(
 
 
 def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tuple[int, int, Match, bool]]:
-    """Yield start, end and reading of every value in a row, and whether it can only be a part of a number."""
+    """Yield the start, end and reading of each value in a row, and whether it must be part of a number."""
     for form, carrier in forms_of(rule):
         if not form.joined:
             for match in expression(form).finditer(row.text):
@@ -67,7 +67,7 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             start, end = group.start(), groups[last].end()
             is_part = bool(forms) and _goes_on(row, groups, first, last)
             if is_part:
-                # Letters and a checksum that holds tell a number from what stands beside it.
+                # Letters and a valid checksum distinguish a number from the text next to it.
                 forms = tuple(each for each in forms if _is_clear(each) or text.isdigit())
             elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
                 continue
@@ -81,7 +81,7 @@ def _is_clear(form: Form) -> bool:
 
 
 def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:
-    """Return whether groups with digits follow or precede in the same box: then it is a part of a number."""
+    """Return whether an adjacent group in the same box has digits, so this is part of a longer number."""
     for inner, outer in ((first, first - 1), (last, last + 1)):
         if 0 <= outer < len(groups) and re.search("[0-9]", groups[outer][0]):
             begin, end = (
@@ -93,24 +93,24 @@ def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -
     return False
 
 
-# Bound of one field; further ones are left out in reading order.
+# Maximum candidates per field; any more are left out in reading order.
 MAX_CANDIDATES = 2000
-# Evidence, as logarithm: without a label, a corrected number needs so much.
+# Evidence as a logarithm: without a label, a corrected number needs this much.
 CORRECTED = 1.5
-# A number whose checksum does not hold is not the number as it was read.
+# A number whose checksum does not match was not read correctly.
 NOT_VALID = -4.0
-# Bars that a printed number of so many characters agrees with, and what must speak for it to be certain.
+# Evidence for a printed number of this minimum length that agrees with bars, and how much makes it certain.
 BARCODE, MIN_CODE, AGREED = 5.0, 8, 3.0
-# A number was misread if at most this fraction of its characters differs from those of bars. Only the nearest
-# ones to labels are compared.
+# A number was misread if at most this fraction of its characters differs from the bars. Only the numbers
+# nearest to labels are compared.
 MISREAD, MAX_MISREAD = 0.34, 4
-# A value is certain if so much more speaks for it than for any other, and its line is read well.
+# A value is certain with this much evidence, this much more than any other, and this line confidence.
 CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.98
-# Evidence of about one check digit: so much names a carrier.
+# Evidence of about one check digit is enough to name a carrier.
 CHECK_DIGIT = 0.9
 # Row, start and end of a candidate.
 Span = tuple[int, int, int]
-# What bars say, and their corners float[4, 2] in pixels of the upright image.
+# The content of bars, and their corners float[4, 2] in pixels of the upright image.
 Barcode: TypeAlias = tuple[str, np.ndarray]
 _TEXT: tuple[str, ...] = ("text",)
 _BARS: tuple[str, ...] = ("barcode",)
@@ -122,15 +122,15 @@ class FieldCandidate:
     """A possible value of a field.
 
     Attributes:
-        reading: the value, and what is known of it.
-        confidence: of the line; the least one if several boxes have the value.
+        reading: the value, and what is known about it.
+        confidence: the line's confidence; the lowest one if the value spans several boxes.
         box: corners float32[4, 2] of the value in pixels of the upright image.
-        nearness: what labels say.
+        nearness: evidence from labels.
         needs_label: whether the format counts only near a label.
-        carrier: whose number it is; "" if not known.
-        base: evidence of the format and the checksum.
-        sources: where it was read: `text`, `barcode` or both of them.
-        part: evidence of a part of it with a checksum that holds, which may be the number, too.
+        carrier: the number's carrier; "" if unknown.
+        base: evidence from the format and the checksum.
+        sources: where it was read: `text`, `barcode` or both.
+        part: evidence for a part of it with a valid checksum, which may be the actual number.
     """
 
     reading: NumberReading
@@ -145,30 +145,30 @@ class FieldCandidate:
 
     @property
     def claim(self) -> tuple[bool, float]:
-        """Sort key of fields that want the same text."""
+        """Sort key of fields competing for the same text."""
         return self.reading.valid is not True, self.nearness.distance
 
     @property
     def evidence(self) -> float:
-        """Logarithm of how much rarer this is for a random text; 3 stands for 1 of 1,000."""
+        """Logarithm of how rare this is for a random text; 3 stands for 1 in 1,000."""
         not_valid = NOT_VALID if self.reading.valid is False else 0.0
         return self.base + self.nearness.evidence + not_valid + BARCODE * (len(self.sources) > 1)
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """Sort key, the best first."""
+        """Sort key, best first."""
         return -self.evidence, self.nearness.distance, -self.confidence
 
     @property
     def proof(self) -> str:
-        """What agrees, such as `label+checksum`; `format only` if nothing else does."""
+        """The evidence that agrees, such as `label+checksum`; `format only` if there is none."""
         bars = list(self.sources) if "barcode" in self.sources else []
         label = ["label"] if self.nearness.is_labelled and not bars else []
         return "+".join([*bars, *label, *(["checksum"] if self.reading.valid else [])]) or "format only"
 
     @property
     def is_proven(self) -> bool:
-        """Whether this value would be certain on a page without another one."""
+        """Whether this value would be certain on a page without any other."""
         if is_repeated(self.reading.value) or self.reading.valid is False or self.nearness.may_be_cut:
             return False
         is_valid = self.reading.valid is True
@@ -180,7 +180,7 @@ class FieldCandidate:
         return is_valid and is_read and self.base >= CHECK_DIGIT and self.evidence >= CERTAIN
 
     def agrees(self, other: "FieldCandidate") -> bool:
-        """Return whether one has the other's value, as FedEx's 34 digits have the 12 of the parcel."""
+        """Return whether one contains the other's value, as FedEx's 34 digits contain the parcel's 12."""
         ours, theirs = self.reading.value, other.reading.value
         return ours in theirs or theirs in ours
 
@@ -190,8 +190,8 @@ class FoundField:
     """A field of a document; `value`, `box`, `proof` and `carrier` are None if it was not found.
 
     Attributes:
-        certain: whether a checksum, or bars and text, prove the value, and no other one is about as likely.
-        candidates: all values that are about equally likely, this one first; none if it has no rival.
+        certain: whether a checksum, or bars and text, prove the value, and no other is about as likely.
+        candidates: all about equally likely values, this one first; empty if it has no rival.
     """
 
     name: str
@@ -206,7 +206,7 @@ class FoundField:
     candidates: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON object of the field, as docs/contract.md has it."""
+        """Return the field's JSON object, as specified in docs/contract.md."""
         return {
             "name": self.name,
             "value": self.value,
@@ -226,9 +226,9 @@ class FoundField:
 def find_fields(
     lines: Sequence[RecognisedLine], specification: Specification, barcodes: Sequence[Barcode] = ()
 ) -> list[FoundField]:
-    """Return each field of the specification, in its order, with its best candidate.
+    """Return each field of the specification, in order, with its best candidate.
 
-    Time is bounded: at most `MAX_LINES` lines count, and patterns are bounded by `count_ways`.
+    Time is bounded: at most `MAX_LINES` lines are searched, and patterns are bounded by `count_ways`.
     """
     return [
         _field(name, found) if found else FoundField(name)
@@ -255,7 +255,7 @@ def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
 
 
 def missing_fields(fields: Sequence[FoundField], specification: Specification) -> list[str]:
-    """Return the names of the required fields that were not found, or whose checksum does not hold."""
+    """Return the names of required fields that were not found or have an invalid checksum."""
     complete = {each.name for each in fields if each.value is not None and each.valid is not False}
     return [rule.name for rule in specification.fields if rule.required and rule.name not in complete]
 
@@ -263,9 +263,9 @@ def missing_fields(fields: Sequence[FoundField], specification: Specification) -
 def find_candidates(
     lines: Sequence[RecognisedLine], specification: Specification, barcodes: Sequence[Barcode] = ()
 ) -> dict[str, list[FieldCandidate]]:
-    """Return the candidates of each field by its name, the best first.
+    """Return each field's candidates by field name, best first.
 
-    A text that fits several fields belongs to the one whose checksum holds, else to the nearest label.
+    A text that matches several fields is assigned to the one with a valid checksum, else the nearest label.
     """
     rows = rows_of(lines)
     bars = [row_of_barcode(*each) for each in barcodes]
@@ -301,7 +301,7 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             nearness = labels.nearness(row, number, start, end)
             is_long = match.form.joined and len(match.reading.value) >= MIN_CODE
             agrees = is_long and _agrees(match.reading, said)
-            # If bars confirm a number whose checksum does not hold, it is a number of another kind.
+            # If bars confirm a number whose checksum does not match, it is a different kind of number.
             counts = nearness.is_labelled or (nearness.evidence == 0 and match.reading.valid is not False)
             sources = (*_BARS, *_TEXT) if agrees and counts else _TEXT
         carrier = match.carrier.name if match.carrier else ""
@@ -326,14 +326,14 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
 
 
 def _said(text: str) -> tuple[str, ...]:
-    """Return letters and digits of bars, and of each of their parts, such as the elements of GS1."""
+    """Return the letters and digits of bars, and of each of their parts, such as GS1 elements."""
     return tuple(_ALPHANUMERIC.sub("", each).upper() for each in (text, *_ALPHANUMERIC.split(text)))
 
 
 def _agrees(reading: NumberReading, said: Collection[str]) -> bool:
-    """Return whether bars say a number, or end with it: FedEx and USPS put long ones before it.
+    """Return whether bars contain exactly a number or end with it: FedEx and USPS prefix it with long ones.
 
-    The end proves nothing without a checksum, because a part of a number may be all that was read.
+    Without a checksum the end proves nothing, because only part of a number may have been read.
     """
     value = reading.value
     return value in said or (
@@ -343,11 +343,11 @@ def _agrees(reading: NumberReading, said: Collection[str]) -> bool:
 
 
 def _joined(found: Mapping[Span, FieldCandidate], is_open: bool) -> Mapping[Span, FieldCandidate]:
-    """Join what bars and text say of the same number.
+    """Combine bars and text that represent the same number.
 
-    A labelled number without a valid checksum that differs from that of bars in few characters, or is a part
-    of it, was misread: bars have a checksum of their own. Other bars count as they would without a label; or
-    beside one, if a label on the page is open: no number was read beside it.
+    A labelled number without a valid checksum was misread if it differs from the bars in few characters or is
+    part of them, because bars have their own checksum. Other bars count as if they had no label, or as if
+    labelled if a label on the page is open, that is no number was read beside it.
     """
     texts = {key: each for key, each in found.items() if each.sources != _BARS}
     kept, agreed = dict(texts), {each.reading.value for each in texts.values() if len(each.sources) > 1}
@@ -381,7 +381,7 @@ def _is_misread(text: str, code: str) -> bool:
 
 
 def _needs_label(candidate: FieldCandidate) -> bool:
-    """Return whether a number counts only near a label: it is not rare enough without one."""
+    """Return whether a number counts only near a label, because it is not rare enough on its own."""
     is_poor = bool(candidate.reading.corrections) and candidate.base < CORRECTED
     return candidate.needs_label or is_poor or is_repeated(candidate.reading.value)
 
@@ -389,10 +389,10 @@ def _needs_label(candidate: FieldCandidate) -> bool:
 def _without_parts(
     found: Mapping[Span, FieldCandidate], parts: Mapping[int, Mapping[tuple[int, int], FieldCandidate]]
 ) -> Mapping[Span, FieldCandidate]:
-    """Leave out what is a part of a longer candidate, unless only the part has a checksum that holds.
+    """Leave out parts of a longer candidate, unless only the part has a valid checksum.
 
-    A part of a format that needs a label is always left out: its checksum may hold by chance. So may that of
-    the longer one, if it is a number and what stands beside it.
+    A part whose format needs a label is always left out, because its checksum may match by chance. So may the
+    longer candidate's, if it is a number joined with the text next to it.
     """
     kept: dict[Span, FieldCandidate] = {}
     ends: dict[tuple[int, bool], int] = {}

@@ -1,4 +1,4 @@
-"""Labels on a page: how near a value is to its own label, to that of another number, or to another word."""
+"""Labels on a page: how near a value is to its own label, another number's label, or another word."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,32 +11,32 @@ from nereid.tasks.read.fields.rows import Place, Row
 from nereid.tasks.read.fields.specification import FieldRule, forms_of, label_expression
 
 MAX_LABELS_FOUND = 200
-# How far a value may be from its label, in heights of the text.
+# Maximum distance of a value from its label, in text heights.
 REACH_RIGHT, REACH_BELOW = 20.0, 6.0
-# A value that is below counts as this much farther than one at the right.
+# A value below its label counts as this much farther away than one to the right.
 BELOW_PENALTY = 1.0
-# Evidence, as logarithm: a value beside a label, what is lost with each height of distance, and what is left
-# if another word is between them. A number beside another number's label is the field in 1 of 1,000 cases.
+# Evidence as a logarithm: for a value beside a label, lost per text height of distance, and left if another
+# word is between them. A number beside another number's label is the field in 1 of 1,000 cases.
 LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.8, 1.0, -3.0
 _Corners: TypeAlias = tuple[float, float, float, float, bool]
 _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
-# Words that may be between a label and its value are shorter, such as `no`.
+# Words allowed between a label and its value are shorter, such as `no`.
 _WORD = re.compile(r"[^\W\d_]{3,}|[\u3400-\u9fff]")
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 MAX_SHORT = 2
-# Kinds of labels: of the field, perhaps of it, and of other numbers.
+# Kinds of labels: the field's own, possibly its own, and those of other numbers.
 OWN, CUT, OTHERS = "own", "cut", "others"
 
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """What the labels say of a value.
+    """What the labels say about a value.
 
     Attributes:
-        distance: to the nearest label, in heights of the text; infinite if none is near, or another
-            number's label is nearer.
-        evidence: as logarithm; negative beside the label of another number.
-        may_be_cut: whether the label may be the end of another one, whose beginning was not read.
+        distance: to the nearest label, in text heights; infinite if none is near, or another number's
+            label is nearer.
+        evidence: as a logarithm; negative beside another number's label.
+        may_be_cut: whether the label may be the end of a longer one whose beginning was not read.
     """
 
     distance: float = np.inf
@@ -45,12 +45,12 @@ class Nearness:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether the value stands near a label."""
+        """Whether the value is near a label."""
         return bool(np.isfinite(self.distance))
 
 
 class Labels:
-    """The labels of a field on a page.
+    """A field's labels on a page.
 
     Attributes:
         named: names of the carriers whose words are on the page.
@@ -76,7 +76,7 @@ class Labels:
         self._names = [carriers[name] for name in self.named]
 
     def nearness(self, row: Row, number: int, start: int, end: int) -> Nearness:
-        """Return what the labels say of a part of a row."""
+        """Return what the labels say about part of a row."""
         place = row.place(start, end)
         clear, cut = _distance(self._own, place), _distance(self._cut, place)
         distance, other = min(clear, cut), _distance(self._other, place)
@@ -94,10 +94,10 @@ class Labels:
 
 
 def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
-    """Yield start, end and kind of the labels in a text.
+    """Yield the start, end and kind of the labels in a text.
 
-    A short Chinese label at the end of another word, such as 业务单号, is that of another number. Without a
-    word before it, the word may not have been read.
+    A short Chinese label at the end of another word, such as 业务单号, belongs to another number. If no word
+    precedes it, the word may not have been read.
     """
     names = tuple(label for carrier in rule.carriers for label in carrier.labels)
     if labels := (*rule.labels, *rule.other_labels):
@@ -111,9 +111,9 @@ def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
 
 
 def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:
-    """Return the rectangle of a label, and whether its value may be below it: no number is beside it.
+    """Return a label's rectangle, and whether its value may be below, because no number is beside it.
 
-    A heading, such as `UPS TRACKING #`, begins where its line does.
+    A heading, such as `UPS TRACKING #`, starts where its line does.
     """
     first, last = row.box_ends(start)
     is_heading = not any(map(str.isalnum, row.text[end:last])) and not any(
@@ -124,7 +124,7 @@ def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:
 
 
 def _distance(labels: np.ndarray, place: Place) -> float:
-    """Return how far a value is from the nearest label at its left or above it, in heights of the text.
+    """Return the distance of a value from the nearest label to its left or above it, in text heights.
 
     Args:
         labels: float64[N, 5], see `_corners`.

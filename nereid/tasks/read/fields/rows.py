@@ -1,4 +1,4 @@
-"""Rows of neighbouring boxes, as one text with a place for each character."""
+"""Rows of neighbouring boxes, each as one text with a position for every character."""
 
 import re
 import unicodedata
@@ -11,9 +11,9 @@ import numpy as np
 from nereid.base.contract import MAX_LINES
 from nereid.tasks.read.characters import RecognisedLine
 
-# Longer lines are cut: fields are short, and the time for patterns stays bounded.
+# Longer lines are truncated: fields are short, and this bounds the time for patterns.
 MAX_LINE_CHARACTERS = 256
-# A box continues a row if the gap, the offset and the ratio of heights are small, in heights of the text.
+# A box continues a row if the gap, the offset and the height ratio are small, in text heights.
 MAX_GAP, MAX_OFFSET, MAX_HEIGHT_RATIO = 1.5, 0.5, 1.8
 # How far the next box may begin before the end of this one.
 MAX_OVERLAP = 0.8
@@ -21,7 +21,7 @@ MAX_OVERLAP = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rectangle along the text of the page, in pixels: the page is turned so that its text is level."""
+    """A rectangle along the page's text, in pixels; the page is rotated so that its text is level."""
 
     left: float
     top: float
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A box of a row: corners in the image [4, 2] and on the level page, and its text's place in the row."""
+    """A box of a row: corners in the image [4, 2] and on the level page, and its position in the text."""
 
     box: np.ndarray
     level: np.ndarray
@@ -49,7 +49,7 @@ class _Piece:
         return self.start + len(self.text)
 
     def shares(self, start: int, end: int) -> tuple[float, float]:
-        """Return where a part of the row begins and ends in this box, 0..1 of its width."""
+        """Return where part of the row begins and ends in this box, as fractions 0..1 of its width."""
         widths = [
             0,
             *accumulate(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in self.text),
@@ -60,13 +60,13 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Boxes from left to right; a space in `text` joins them."""
+    """Boxes from left to right, joined by spaces in `text`."""
 
     text: str
     pieces: tuple[_Piece, ...]
 
     def confidence(self, start: int, end: int) -> float:
-        """Return the least confidence of the boxes of a part."""
+        """Return the lowest confidence of the boxes of a part."""
         return min(each.confidence for each in self._touched(start, end))
 
     def is_one_box(self, start: int, end: int) -> bool:
@@ -74,12 +74,12 @@ class Row:
         return not any(start < each.start <= end for each in self.pieces)
 
     def box_ends(self, start: int) -> tuple[int, int]:
-        """Return where the box of a character begins and ends in the text."""
+        """Return the start and end, in the text, of the box containing a character."""
         box = next(each for each in self.pieces if start < each.end)
         return box.start, box.end
 
     def box(self, start: int, end: int) -> np.ndarray:
-        """Return the corners float32[4, 2] of a part, in the image."""
+        """Return the corners float32[4, 2] of a part in the image."""
         return self._corners(start, end, "box")
 
     def place(self, start: int, end: int) -> Place:
@@ -103,10 +103,10 @@ class Row:
 
 
 def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
-    """Return the rows of at most `MAX_LINES` lines; the others are left out.
+    """Return the rows of at most `MAX_LINES` lines; any more are left out.
 
-    Text is normalised to NFKC, which turns full-width characters into ASCII. Lines without text are left out,
-    and those with a box that is not finite.
+    Text is normalised to NFKC, which turns full-width characters into ASCII. Lines without text or with a
+    non-finite box are left out.
     """
     texts = [_normalised(line.text) for line in lines[:MAX_LINES]]
     used = [
@@ -134,7 +134,7 @@ def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
 
 
 def row_of_barcode(text: str, box: np.ndarray) -> Row:
-    """Return the text of a barcode with its corners [4, 2] as a row."""
+    """Return a barcode's text with its corners [4, 2] as a row."""
     corners = np.asarray(box, np.float64)
     return Row(text := _normalised(text), (_Piece(corners, corners, 1.0, 0, text),))
 
@@ -145,7 +145,7 @@ def _normalised(text: str) -> str:
 
 
 def _levelled(boxes: np.ndarray) -> np.ndarray:
-    """Turn boxes [N, 4, 2] by the direction of most of the text."""
+    """Rotate boxes [N, 4, 2] so that most of the text is level."""
     along = (boxes[:, 1] - boxes[:, 0] + boxes[:, 2] - boxes[:, 3]).sum(axis=0)
     angle = np.arctan2(along[1], along[0])
     cosine, sine = np.cos(angle), np.sin(angle)
@@ -154,7 +154,7 @@ def _levelled(boxes: np.ndarray) -> np.ndarray:
 
 
 def _following(level: np.ndarray) -> dict[int, int]:
-    """Return the box at the right of each box [N, 4, 2] in its row; a box follows at most one."""
+    """Return the box to the right of each box [N, 4, 2] in its row; a box follows at most one other."""
     left, right = level[:, [0, 3]].mean(axis=1), level[:, [1, 2]].mean(axis=1)
     height = np.maximum(level[:, [2, 3], 1].mean(axis=1) - level[:, [0, 1], 1].mean(axis=1), 1.0)
     lower, higher = np.minimum.outer(height, height), np.maximum.outer(height, height)
@@ -162,7 +162,7 @@ def _following(level: np.ndarray) -> dict[int, int]:
     offset = np.abs(left[None, :, 1] - right[:, None, 1]) / lower
     fits = (gap <= MAX_GAP) & (gap >= -MAX_OVERLAP) & (offset <= MAX_OFFSET)
     fits &= higher <= MAX_HEIGHT_RATIO * lower
-    # The order along the row makes cycles impossible.
+    # Ordering along the row makes cycles impossible.
     middle = level[:, :, 0].mean(axis=1)
     fits &= middle[None, :] > middle[:, None]
     cost = np.where(fits, np.abs(gap) + offset, np.inf)

@@ -1,31 +1,31 @@
-"""The texts that a pattern accepts, place by place; and the bound on the work that a pattern can cause."""
+"""The texts that a pattern accepts, position by position, and a bound on the work it can cause."""
 
 from collections.abc import Iterator
 from re import _constants as code  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-# Longest text that is compared with a pattern; a pattern's open end is cut here.
+# Longest text compared with a pattern; unbounded patterns are cut off here.
 MAX_CHARACTERS = 64
-# Most ways in which a pattern may match from one place.
+# Maximum number of ways in which a pattern may match from one position.
 MAX_WAYS = 1000
-# Groups of a pattern: its value, which is the whole match without it, and the part of it with a check digit.
+# Named groups: the value (the whole match if absent), and the part of it with a check digit.
 VALUE, CHECKED = "value", "checked"
 DIGITS = frozenset("0123456789")
 LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
-# Characters that fit at a place, whether it belongs to the value, and whether to what the check digit covers.
+# Accepted characters, whether the position is in the value, and whether the check digit covers it.
 Place = tuple[frozenset[str], bool, bool]
 Shape = tuple[Place, ...]
-# Characters that fit at each place, and the groups that the place is in.
+# Accepted characters at each position, and the groups that contain it.
 _Sequence = tuple[tuple[frozenset[str], frozenset[Any]], ...]
 
 
 def count_ways(pattern: str) -> int:
-    """Return an upper bound of the ways in which a pattern may match, from one place of a text.
+    """Return an upper bound on the ways in which a pattern may match from one position in a text.
 
-    A search tries no more. Repetitions inside repetitions multiply, as in `(a+)+`, which is why such patterns
-    are rejected.
+    A search never tries more. Nested repetitions multiply, as in `(a+)+`, which is why such patterns are
+    rejected.
 
     Raises:
         re.error: the pattern is not a regular expression.
@@ -34,10 +34,10 @@ def count_ways(pattern: str) -> int:
 
 
 def shapes(pattern: str) -> tuple[Shape, ...]:
-    """Return each sequence of places that a pattern accepts, in upper case.
+    """Return each sequence of positions that a pattern accepts, in upper case.
 
     Raises:
-        ValueError: the pattern has parts that do not stand for one character each, such as `(?=…)` or `.`.
+        ValueError: parts of the pattern do not stand for one character each, such as `(?=…)` or `.`.
     """
     tree = parser.parse(pattern)
     value, checked = (tree.state.groupdict.get(name) for name in (VALUE, CHECKED))
@@ -56,7 +56,7 @@ def shapes(pattern: str) -> tuple[Shape, ...]:
 
 
 def width_range(pattern: str) -> tuple[int, int]:
-    """Return the least and the largest number of characters that a pattern accepts."""
+    """Return the minimum and maximum number of characters that a pattern accepts."""
     least, most = parser.parse(pattern).getwidth()
     return int(least), int(most)
 

@@ -47,7 +47,7 @@ def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
 def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] | None:
     """Return width and height in pixels, and how many passes over them the scans cost, at most `MAX_SCANS`.
 
-    None if there is no frame in front of the first scan, or hidden by much that is no segment.
+    None if no frame precedes the first scan, or too much junk precedes the frame.
     """
     size_wh, place = (0, 0), len(MAGIC) - 1
     components: bytes | memoryview | None = None

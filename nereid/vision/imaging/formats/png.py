@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from nereid.base.errors import InvalidImage
 
-if TYPE_CHECKING:  # routes read sizes, and load no image library
+if TYPE_CHECKING:  # routes read sizes without loading an image library
     from PIL import Image
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 MAX_CHUNKS = 65_536
-# Length and type of a chunk come before its data, a checksum after.
+# A chunk's length and type precede its data; a checksum follows it.
 CHUNK = struct.Struct(">I4s")
 CHECKSUM_BYTES = 4
 TRANSPARENCY, EXIF = b"tRNS", b"eXIf"
@@ -39,7 +39,7 @@ def check_chunks(encoded: bytes) -> None:
 def without_extras(encoded: bytes) -> bytes:
     """Return a PNG without the chunks that change no pixel, such as texts and profiles.
 
-    For Pillow, a damaged one of them makes the whole picture unreadable, perhaps after it was decoded.
+    Otherwise a damaged one makes Pillow reject the whole image, perhaps after it was decoded.
     """
     view, parts, place = memoryview(encoded), [memoryview(MAGIC)], len(MAGIC)
     for kind, data in chunks(view):
@@ -58,8 +58,8 @@ def _is_sound(chunk: memoryview) -> bool:
 def check_complete(encoded: bytes, image: "Image.Image") -> None:
     """Check that a decoded PNG has all its rows; Pillow fills missing ones with zeros.
 
-    Counting the rows means to unpack the file once more. So only images are counted whose last pixels are
-    zeros: one of the last two rows ends the last pass.
+    Counting rows requires unpacking the file again, so only images whose last pixels are zeros are counted:
+    one of the last two rows ends the last pass.
 
     Raises:
         InvalidImage: rows are missing.

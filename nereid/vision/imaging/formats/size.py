@@ -1,4 +1,4 @@
-"""The work of decoding an image file, from its structure; a file that says too little costs much."""
+"""The cost of decoding an image file, from its structure; files that reveal too little count as expensive."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from itertools import islice
 from nereid.vision.imaging.formats import jpeg, png
 
 CORE_HEADER_BYTES = 12
-# Parts in front of the pixels; a file with more keeps its size to itself.
+# Parts before the pixels; the size of a file with more is treated as unknown.
 MAX_PARTS = 4_096
 _GIF = (b"GIF87a", b"GIF89a")
-# Those of Pillow's TIFF and WebP decoders.
+# Magic numbers accepted by Pillow's TIFF decoder.
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 _WEBP = (b"VP8X", b"VP8L", b"VP8 ")
 
@@ -54,19 +54,19 @@ def read_size(encoded: bytes | memoryview) -> FileSize | None:
 
 
 def has_pages(encoded: bytes | memoryview | object) -> bool:
-    """Return whether a file may have several pages: a PDF or a TIFF."""
+    """Return whether a file may have several pages, that is a PDF or a TIFF."""
     return isinstance(encoded, (bytes, memoryview)) and (
         bytes(encoded[:4]).startswith(TIFF_MAGIC) or is_pdf(encoded)
     )
 
 
 def is_pdf(encoded: bytes | memoryview) -> bool:
-    """Return whether a file is a PDF, perhaps after a byte order mark and spaces."""
+    """Return whether a file is a PDF, possibly after a byte order mark and spaces."""
     return bytes(encoded[:1024]).lstrip(b"\xef\xbb\xbf\0 \t\r\n").startswith(b"%PDF-")
 
 
 def _largest(sizes: Iterator[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the box around all sizes; None if one is not known."""
+    """Return the bounding box of all sizes; None if any is unknown."""
     found = [*sizes]
     if not found or None in found:
         return None
@@ -138,9 +138,9 @@ def _little(field: bytes | memoryview, signed: bool = False) -> int:
 
 # Pixels whose decoding costs about as much as a small photo with its inference.
 PIXELS_PER_UNIT, PIXELS_PER_UNIT_OF_JPEG = 1_000_000, 8_000_000
-# Of an image whose size only the decoder finds.
+# Cost of an image whose size only the decoder can determine.
 UNKNOWN_WORK = 16
-# Images of so many units go one at a time.
+# Images of at least this cost are decoded one at a time.
 LARGE_WORK = 8
 
 
@@ -154,7 +154,7 @@ def work(encoded: bytes | memoryview, max_pixels: int | None = None) -> int:
 
 
 def work_of(found: FileSize | None, max_pixels: int | None = None) -> int:
-    """Return the cost of an image whose structure was read, as `work` does."""
+    """Return the cost of an image whose structure was already read, as `work` does."""
     if found is None:
         return 1
     if found.size_wh is None:
