@@ -147,7 +147,6 @@ class Failure(Exception):
     Attributes:
         is_repeatable: whether the gateway may send the image again.
         is_by_status: whether the code follows only from the status of Triton's response.
-        is_not_served: whether the model, or what the gateway requests from it, does not exist.
         more_headers: additional response headers.
     """
 
@@ -157,7 +156,7 @@ class Failure(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.is_repeatable = KINDS[code].is_repeatable
-        self.is_by_status = self.is_not_served = False
+        self.is_by_status = False
         self.more_headers: list[tuple[bytes, bytes]] = []
 
     @property

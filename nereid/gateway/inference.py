@@ -214,6 +214,8 @@ class ImageCall:
         self._headers, self._id, self.variant = headers, request_id, ""
         self._wanted, self.path = (kind.action, top_k), f"{offered.path}/infer"
         self.work, self.debt = [work], debt
+        # A copy, because the model may be replaced, and its outputs forgotten, while this request waits.
+        self._outputs = offered.outputs.get(self._wanted, [])
         self.is_prepared = self._wanted in offered.outputs
         self.stages_s = {"admission": 0.0}
 
@@ -235,20 +237,21 @@ class ImageCall:
         """
         response = await request(triton, "GET", self.offered.path, timeout_s=left_s)
         if response.status != HTTPStatus.OK:
-            raise _of_image(failure_of(response))
+            raise self._rejected(response)
         try:
             found = self._kind.wanted_outputs(json.loads(response.body))
         except RequestRefused as error:
-            raise _not_served() from error
+            raise self._not_served() from error
         except (Unreachable, *MALFORMED) as error:
             raise unreachable("") from error
         classes = {**BINARY, CLASSIFICATION: self._wanted[1]}
         outputs = [Output(name, classes if name == SCORES else BINARY) for name in found]
-        self.offered.outputs[self._wanted], self.is_prepared = outputs, True
+        self._outputs = self.offered.outputs[self._wanted] = outputs
+        self.is_prepared = True
 
     def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
         """Return path, headers and body of the request to Triton."""
-        size, outputs = len(self._image), self.offered.outputs[self._wanted]
+        size, outputs = len(self._image), self._outputs
         head = msgspec.json.encode(
             Inference(
                 [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})],
@@ -271,7 +274,7 @@ class ImageCall:
             Failure: the response is an error, is malformed, or is not Triton's response to this request.
         """
         if response.status != HTTPStatus.OK:
-            raise _of_image(failure_of(response))
+            raise self._rejected(response)
         size, kind = response.headers.get(LENGTH), self._kind
         try:
             result = HttpResult(response.body, None if size is None else int(size))
@@ -289,19 +292,19 @@ class ImageCall:
             self.values = self._convert(found, self._given)
         return found
 
+    def _rejected(self, response: HttpResponse) -> Failure:
+        """Return the error response for an image; the gateway wrote the request, so it cannot be invalid."""
+        failure = failure_of(response)
+        if failure.is_by_status and failure.code in ("invalid_request", "not_found"):
+            return self._not_served()
+        failure.message = _MESSAGES.get(failure.code, failure.message)
+        return failure
 
-def _not_served() -> Failure:
-    failure = Failure("unavailable", _MESSAGES["unavailable"], UNAVAILABLE_RETRY_S)
-    failure.is_repeatable, failure.is_not_served = False, True
-    return failure
-
-
-def _of_image(failure: Failure) -> Failure:
-    """Return the error response for an image; the gateway wrote the request, so it cannot be invalid."""
-    if failure.is_by_status and failure.code in ("invalid_request", "not_found"):
-        return _not_served()
-    failure.message = _MESSAGES.get(failure.code, failure.message)
-    return failure
+    def _not_served(self) -> Failure:
+        self.offered.forget()
+        failure = Failure("unavailable", _MESSAGES["unavailable"], UNAVAILABLE_RETRY_S)
+        failure.is_repeatable = False
+        return failure
 
 
 async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall") -> Any:
@@ -319,8 +322,6 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
         outcome, variant = "ok", getattr(result, "variant", "")
     except Failure as failure:
         outcome = failure.code
-        if call.offered and failure.is_not_served:
-            gateway.models.forget(call.offered)
         raise
     except asyncio.CancelledError:
         outcome = CLIENT_CLOSED

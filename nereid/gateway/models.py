@@ -177,6 +177,11 @@ class OfferedModel:
         if not finding.done():
             await asyncio.shield(finding)
 
+    def forget(self) -> None:
+        """Forget the task and the outputs, because the model rejects them: it was replaced or removed."""
+        self.task = None
+        self.outputs.clear()
+
     async def _find_task(self, outputs: Callable[[str], Collection[str]]) -> None:
         try:
             self.task = task_of(await asyncio.to_thread(outputs, self.name))
@@ -196,7 +201,8 @@ class Models:
     def __init__(self, default: str, source: ModelSource, triton: HttpConnections) -> None:
         self.source, self.triton = source, triton
         self.known: dict[str, OfferedModel] = {}
-        self._first: dict[str, OfferedModel] = {}
+        # By the name of a task: the first model that does it, and its own task then.
+        self._first: dict[str, tuple[OfferedModel, Task | None]] = {}
         self.default = self._add(default)
 
     async def find(self, name: str | None, task: Task | None = None) -> OfferedModel:
@@ -206,7 +212,10 @@ class Models:
             Failure: no model has that name or task; the message lists those available.
         """
         if name is None:
-            return self._first.get(task.name) or await self._with_task(task) if task else self.default
+            if task is None:
+                return self.default
+            first, own = self._first.get(task.name, (None, None))
+            return first if first and first.task is own else await self._with_task(task)
         model = self.known.get(name) or await self._named(name)
         own = await self.task_of(model) if task else None
         if task and own and not _does(own, task):
@@ -221,12 +230,6 @@ class Models:
         if model.task is None:
             await model.find_task(self.source.outputs)
         return model.task
-
-    def forget(self, model: OfferedModel) -> None:
-        """Forget the task and outputs of a model that rejects them, because it was replaced or removed."""
-        model.task = None
-        model.outputs.clear()
-        self._first = {task: first for task, first in self._first.items() if first is not model}
 
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""
@@ -251,7 +254,7 @@ class Models:
         exact = [model for model, own in models if own is task]
         able = [model for model, own in models if own and _does(own, task)]
         if found := [*exact, *able]:
-            self._first[task.name] = found[0]
+            self._first[task.name] = found[0], found[0].task
             return found[0]
         if unknown := [model for model, own in models if own is None]:
             return unknown[0]  # its server decides

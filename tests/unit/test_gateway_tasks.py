@@ -10,10 +10,12 @@ from PIL import Image
 
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.result_kind import Timings
+from nereid.gateway import inference
+from nereid.gateway.failures import Failure
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
 from nereid.tasks import TASKS
-from nereid.tasks.detect.result import DetectedObject, Detection
+from nereid.tasks.detect.result import DETECTIONS, DetectedObject, Detection
 from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import Barcode, Correction, Field, PageSize, Reading, TextLine
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, Upstreams, asynchronous, send
@@ -204,6 +206,23 @@ def test_model_that_no_longer_does_its_task_gives_way_to_another(monkeypatch):
 
     assert [each.status_code for each in answers] == [200, 503, 200]
     assert answers[2].json()["objects"][0]["label"] == "ship"
+
+
+@asynchronous
+async def test_request_that_waited_while_its_model_was_replaced_is_sent():
+    made = gateway("cars")
+    model = await made.models.find("cars")
+    calls = [inference.ImageCall(model, DETECTIONS, IMAGE, None, 1, (), "id") for _ in range(2)]
+    await inference.send(made.models.triton, calls[0], lambda: 1.0)
+    waiting = inference.ImageCall(model, DETECTIONS, IMAGE, None, 1, (), "id")
+    made.models.triton["cars"].outcome = RequestRefused("unexpected inference output 'boxes'")
+    with pytest.raises(Failure, match="not served"):
+        await inference.send(made.models.triton, calls[1], lambda: 1.0)
+    made.models.triton["cars"].outcome = DETECTION
+
+    result = await inference.send(made.models.triton, waiting, lambda: 1.0)
+
+    assert (result.objects, model.task) == (DETECTION.objects, None)
 
 
 @rows(("read_text", READING, True), ("cars", DETECTION, True), ("cars", RequestRefused("gone"), False))

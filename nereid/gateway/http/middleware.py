@@ -103,17 +103,22 @@ class RequestMiddleware:
             if len(request.headers) != len(scope["headers"]):
                 request.reject_repeats()
             own += self._origin_guard.check(request)
-            if (reply := await self._reply(scope, request)) is None:
+            reply = self._origin_guard.preflight(request) if scope["method"] == "OPTIONS" else None
+            if not reply and (operation := self._find(scope)):
+                self._admit(operation, request)
+                if operation.is_of_model:
+                    name = scope.get("path_params", {}).get("model")
+                    request.offered = await self._gateway.models.find(name, operation.task)
+                reply = await operation.run(self._gateway, request)
+            if reply is None:
                 await self._pages(scope, receive, send_with_headers)
                 return
             request.status = reply.status
             head = [*reply.headers, *own]
             await send({"type": "http.response.start", "status": reply.status, "headers": head})
             await send({"type": "http.response.body", "body": reply.body})
-        except (ClientClosed, asyncio.CancelledError) as error:
+        except ClientClosed:
             request.outcome, request.status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
-            if isinstance(error, asyncio.CancelledError):
-                raise
         except Exception as error:
             failure = _logged(request, error)
             if request.status and failure is not error:
@@ -122,22 +127,11 @@ class RequestMiddleware:
             await failure_response(failure, request)(scope, receive, send_with_headers)
             del failure  # its traceback refers to this frame
         finally:
+            request.outcome = request.outcome if request.status else CLIENT_CLOSED  # by a stop
             # Runs after the response, which uvloop writes at the end of this event loop iteration.
             asyncio.get_running_loop().call_soon(finish_request, self._gateway, request)
             # Break a reference cycle that would otherwise wait for Python's garbage collector.
             del scope["nereid.request"]
-
-    async def _reply(self, scope: Scope, request: GatewayRequest) -> GatewayResponse | None:
-        """Return an operation's response, or None for other paths."""
-        if scope["method"] == "OPTIONS" and (preflight := self._origin_guard.preflight(request)):
-            return preflight
-        if (operation := self._find(scope)) is None:
-            return None
-        self._admit(operation, request)
-        if operation.is_of_model:
-            name = scope.get("path_params", {}).get("model")
-            request.offered = await self._gateway.models.find(name, operation.task)
-        return await operation.run(self._gateway, request)
 
     def _admit(self, operation: "Operation", request: GatewayRequest) -> None:
         """Check the key and quota.
