@@ -37,6 +37,9 @@ def running(engine: Engine, overlay: str, folder: Path, keys: Path) -> Iterator[
         detached = ("docker", "run", "--detach", "--name", name, *ports, *models)
         engine.run(*detached, *words(server, spec, folder))
         yield name
+    except Exception as error:
+        error.add_note(engine.run("sh", "-c", f"docker logs --tail 60 {name} 2>&1", may_fail=True))
+        raise
     finally:
         engine.run("docker", "rm", "--force", name, may_fail=True)
 
