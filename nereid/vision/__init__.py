@@ -1,1 +1,1 @@
-"""Conversion of encoded bytes to tensors, and ONNX Runtime sessions."""
+"""Conversion of encoded images to tensors, and ONNX Runtime sessions."""

@@ -19,7 +19,7 @@ from nereid.vision.imaging.formats.size import TIFF_MAGIC
 
 
 class Buffers:
-    """Arrays by name, for one thread at a time."""
+    """Reusable arrays by name, for one thread at a time."""
 
     KEPT_BYTES = 16 * 2**20
 
@@ -29,8 +29,7 @@ class Buffers:
     def take(self, name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
         """Return an uninitialized array, valid until the next `take` of the same name.
 
-        An array of more than `KEPT_BYTES` is not kept, so that one huge image does not occupy memory
-        permanently.
+        An array of more than `KEPT_BYTES` is not kept, so that a huge image does not occupy memory forever.
         """
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = self._kept.get(name)
@@ -41,32 +40,32 @@ class Buffers:
         return memory[:size].view(dtype).reshape(shape)
 
 
-# We check our own limit on every header; Pillow's would warn or raise at other sizes.
+# We check our own limit on every header; Pillow would warn or raise at other sizes.
 Image.MAX_IMAGE_PIXELS = None
 
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
 # Factors by which the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
 # decodes faster at 8/8 than at 5/8. Source: docs/architecture.md.
 SHRINKS = (1, 2, 4, 8)
-# Pillow's modes; others have more than 16 bits per channel or no conversion to RGB.
+# Supported Pillow modes; the others have more than 16 bits per channel or no conversion to RGB.
 EIGHT_BIT = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 )
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 # Rounds 0..65535 to 0..255. Source: libpng, png_do_scale_16_to_8.
 TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
-# Pixels per conversion, so that a large image is in memory twice at most.
+# Pixels per conversion, so that a large image is in memory at most twice.
 BAND_PIXELS = 2**20
-# libjpeg's warnings about bytes that do not change the pixels, which viewers ignore. Source: its jerror.h.
+# Warnings of libjpeg that viewers ignore, about bytes that do not change pixels. Source: its jerror.h.
 HARMLESS = re.compile(
     "extraneous bytes before marker|unknown JFIF revision|bad ICC marker|Unknown Adobe color|Invalid SOS"
 )
 EXIF = b"Exif\0\0"
-# TIFF's tags; PHOTOMETRIC is PhotometricInterpretation.
+# TIFF tags; PHOTOMETRIC is PhotometricInterpretation.
 IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE = 256, 257, 258
 PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = 262, 322, 323
 SUBFILE_TYPE, REDUCED = 254, 1
-# Maximum images of one TIFF that are examined.
+# Maximum images of a TIFF that are examined.
 MAX_FRAMES = 1000
 BLACK_IS_ZERO = 1
 
@@ -87,10 +86,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """A file with a valid header, which decodes its pixels on demand.
+    """A file with a valid header, whose pixels are decoded on demand.
 
-    `size_wh` and `orientation` (the EXIF tag, 1..8) describe the stored pixels. `colorspace` is a JPEG's, RGB
-    (also for grey and YCbCr) or CMYK; it is empty for all other files.
+    `size_wh` and `orientation` (the EXIF tag, 1..8) describe the stored pixels. `colorspace` is RGB (also for
+    grey and YCbCr) or CMYK for a JPEG that simplejpeg decodes, and empty for any other file.
     """
 
     encoded: bytes
@@ -120,7 +119,7 @@ class EncodedImage:
         The result is valid until the next call with the same `buffers`.
 
         Args:
-            shrink: one of SHRINKS, up to `max_shrink`: each pixel is the average of this many per side.
+            shrink: one of SHRINKS, up to `max_shrink`; each result averages this many pixels per side.
             background: R, G, B behind transparent pixels.
 
         Raises:
@@ -145,9 +144,8 @@ def open_image(
     """Read the header of an image file.
 
     Args:
-        limits: limits that the image must not exceed.
-        is_header_enough: whether a TIFF's pixels are not needed; otherwise they are decoded and rotated.
-        frame: image of a multi-image TIFF, counted from 0; one of `pages_of`.
+        is_header_enough: whether to skip decoding and rotating a TIFF's pixels.
+        frame: index of an image in a multi-image TIFF, from 0; one of `pages_of`.
 
     Raises:
         InvalidImage: the file has an unknown format, is damaged, or exceeds `limits`, which are checked
@@ -166,10 +164,10 @@ def open_image(
 
 
 def pages_of(encoded: bytes, max_pages: int) -> list[int]:
-    """Return the frames of an image file that are pages: the first, and for a TIFF the following ones.
+    """Return the frames that are pages: the first, and in a TIFF all later ones at full resolution.
 
     Raises:
-        InvalidImage: it has more than `max_pages`.
+        InvalidImage: it has more than `max_pages` pages or `MAX_FRAMES` frames.
     """
     pages = [0]
     if not encoded.startswith(TIFF_MAGIC):
@@ -183,13 +181,13 @@ def pages_of(encoded: bytes, max_pages: int) -> list[int]:
                     pages.append(frame)
                 if len(pages) > max_pages:
                     break
-    except Exception:  # the end; viewers also ignore a directory that cannot be read
+    except Exception:  # the last frame was read; viewers also ignore an unreadable directory
         return pages
     raise InvalidImage(f"expected a TIFF of at most {max_pages} pages, got more")
 
 
 def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Image:
-    """Return an image file's upright pixels at full size, RGB on white.
+    """Return the upright pixels of an image file at full size, RGB on white.
 
     Raises:
         InvalidImage: as for `open_image`.
@@ -204,7 +202,7 @@ def read_upright_size(encoded: bytes, limits: Limits, turns: bool = True) -> tup
     """Return an image's width and height in pixels, reading only its header.
 
     Args:
-        turns: whether to apply the EXIF orientation; for a TIFF it is always applied.
+        turns: whether to apply the EXIF orientation; it is always applied to a TIFF.
 
     Raises:
         InvalidImage: as for `open_image`.
@@ -232,7 +230,7 @@ def _walk_jpeg(encoded: bytes) -> bytes:
     """Return the payload of a JPEG's EXIF segment.
 
     Raises:
-        InvalidImage: it has too many scans or segments, each of which costs a pass of the decoder.
+        InvalidImage: it has too many scans or segments, which cost the decoder time.
     """
     exif, components, scans = b"", None, 0
     for marker, payload in jpeg.segments(encoded):
@@ -242,7 +240,7 @@ def _walk_jpeg(encoded: bytes) -> bytes:
             exif = exif or payload
         elif marker == jpeg.START_OF_SCAN:
             scans += 1
-            if payload[:1] == components:  # this scan has all components, so the decoder reads no other
+            if payload[:1] == components:  # it has all components, so the decoder reads no other
                 break
         if scans > jpeg.MAX_SCANS:
             raise InvalidImage(f"expected at most {jpeg.MAX_SCANS} scans in a JPEG, got {scans} or more")
@@ -266,11 +264,11 @@ def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
 def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarray:
     width, height = (-(-side // shrink) for side in image.size_wh)
     memory = buffers.take("pixels", (height * width * len(image.colorspace),), np.uint8)
-    # simplejpeg picks the smallest scale that keeps these sizes, which is exactly 1 / shrink.
+    # simplejpeg picks the smallest scale that reaches these sizes, which is exactly 1 / shrink.
     options = {"colorspace": image.colorspace, "min_height": height, "min_width": width, "buffer": memory}
     try:
         pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
-    except Exception as error:  # also for warnings; on damaged files it raises KeyError and more
+    except Exception as error:  # warnings raise, too; damaged files also raise KeyError and more
         if not HARMLESS.search(str(error)):
             raise _damaged(image, error) from None
         try:
@@ -287,7 +285,7 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
 
 
 def _decode_with_pillow(image: EncodedImage, shrink: int) -> np.ndarray:
-    """Decode a JPEG with junk in front of its pixels, which simplejpeg cannot ignore."""
+    """Decode a JPEG with junk before its pixels, which simplejpeg does not tolerate."""
     try:
         opened = Image.open(io.BytesIO(image.encoded), formats=["JPEG"])
         width, height = (max(1, side // shrink) for side in image.size_wh)
@@ -304,7 +302,7 @@ def _damaged(image: EncodedImage, error: object) -> InvalidImage:
 def _open_other(
     encoded: bytes, limits: Limits, unknown: str, is_header_enough: bool = False, frame: int = 0
 ) -> EncodedImage:
-    """Read a header with Pillow; `unknown` is the message for an unknown format."""
+    """Read a header with Pillow; `unknown` is the error message for an unknown format."""
     if encoded.startswith(png.MAGIC):
         png.check_chunks(encoded)
         encoded = png.without_extras(encoded)
@@ -317,7 +315,7 @@ def _open_other(
         size_wh, orientation = image.size, _known_orientation(image.getexif)
         if isinstance(image, TiffImageFile):
             _check_size(image.tag_v2.get(TILE_WIDTH, 1), image.tag_v2.get(TILE_LENGTH, 1), limits)
-            # Pillow's size is upright, before or after the load, depending on its version.
+            # Whether Pillow's size is upright before or only after loading depends on its version.
             size_wh = (image.tag_v2[IMAGE_WIDTH], image.tag_v2[IMAGE_LENGTH])
             if not is_header_enough:
                 image.load()  # applies the orientation
@@ -343,7 +341,7 @@ def _check_mode(image: Image.Image) -> None:
 
 
 def _to_rgb(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
-    """Convert band by band, which halves the memory of a large image."""
+    """Convert band by band, which halves the memory needed for a large image."""
     rgb = np.empty((image.height, image.width, 3), np.uint8)
     step = max(1, BAND_PIXELS // image.width)
     for top in range(0, image.height, step):

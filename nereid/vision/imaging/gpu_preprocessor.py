@@ -1,6 +1,6 @@
-"""Preprocessing of batches on a GPU: nvImageCodec decodes, one kernel computes the rest.
+"""Preprocessing of batches on a GPU: nvImageCodec decodes, and one kernel does the rest.
 
-This module needs CuPy and nvImageCodec; only instances on a GPU import it.
+This module needs CuPy and nvImageCodec, so only instances on a GPU import it.
 """
 
 import time
@@ -36,18 +36,18 @@ from nereid.vision.imaging.kernel import (
 )
 from nereid.vision.imaging.transform import DATATYPES, Transform
 
-# Pinned memory for transferring pixels decoded on the host: about a photo of 5 megapixels.
+# Pinned memory for uploading pixels decoded on the host, enough for a photo of about 5 megapixels.
 STAGING_BYTES = 16 * 2**20
-# Hardware engine first, if present. No CPU_ONLY: our own decoder handles the files that these reject.
+# Hardware engine first, if present. No CPU_ONLY, because our own decoder handles what these reject.
 BACKENDS = ("HW_GPU_ONLY", "GPU_ONLY", "HYBRID_CPU_GPU")
 # Interpolates chroma as libjpeg does; off by default.
 DECODER_OPTIONS = ":fancy_upsampling=1"
 END_OF_IMAGE = b"\xff\xd9"
-# Some writers pad the file after its end.
+# Some writers pad a file after its end marker.
 TAIL_BYTES = 64
 PROBE_PX = 64
 # Reusing the memory of decoded images saves a fifth of the decoder's time (docs/architecture.md). Two sets
-# alternate: the kernel reads one while the next batch is decoded into the other. Too large a set is freed.
+# alternate: the kernel reads one while the next batch is decoded into the other. An oversized set is freed.
 SETS, KEPT_BYTES = 2, 256 * 2**20
 
 
@@ -60,7 +60,7 @@ class Decoded:
 
 
 class _Slot:
-    """The buffers of one batch: its tensor, and the table of its images on the host and on the device."""
+    """The buffers of one batch: its tensor, and its table of images on the host and on the device."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -69,9 +69,9 @@ class _Slot:
 
 
 class _Set:
-    """Decoded images whose memory is reused, and their largest sizes.
+    """Decoded images whose memory is reused, and their largest sizes so far, in bytes.
 
-    `is_read` is recorded after their last reader; until then, `owners` keeps alive what the device reads.
+    `is_read` is recorded after the last read; until then, `owners` keeps alive what the device reads.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -80,11 +80,11 @@ class _Set:
         self.sizes: list[int] = []
         self.is_read = cupy.cuda.Event(disable_timing=True)
         # The last attribute, because it must outlive the images: nvImageCodec frees an image on the stream
-        # that decoded it, and crashes if that stream is gone.
+        # that decoded it, and crashes if that stream no longer exists.
         self.stream = stream
 
     def keep(self, images: Sequence[Any]) -> None:
-        """Keep decoded images for a later batch unless they need too much memory."""
+        """Keep decoded images for a later batch unless they exceed `KEPT_BYTES`."""
         sizes = [image.shape[0] * image.strides[0] for image in images]
         before = self.sizes[: len(sizes)] + [0] * (len(sizes) - len(self.sizes))
         self.sizes = [max(pair) for pair in zip(sizes, before, strict=True)] + self.sizes[len(sizes) :]
@@ -98,8 +98,8 @@ class GpuPreprocessor:
     """Decodes and transforms the images of a batch on one GPU.
 
     Attributes:
-        tensors: for each slot a CuPy array [max_batch_size, *transform.shape] of transform.datatype,
-            allocated once. `prepare` uses the first.
+        tensors: one CuPy array [max_batch_size, *transform.shape] of transform.datatype per slot, allocated
+            once. `prepare` uses the first.
         stream: orders all work on the device.
         fallbacks: number of images that were decoded on the host.
     """
@@ -116,12 +116,12 @@ class GpuPreprocessor:
         """Allocate the tensors and compile the kernel.
 
         Args:
-            memory_limit_bytes: of the tensors and of pixels from the host, 0: no limit; nvImageCodec's memory
-                is not included.
-            slots: number of batches that have a tensor at the same time.
+            memory_limit_bytes: limit for the tensors and for pixels uploaded from the host, without
+                nvImageCodec's memory; 0 for no limit.
+            slots: number of tensors, one for each batch in progress.
 
         Raises:
-            InvalidConfig: the limit is less than the tensor, or the decoder cannot use the GPU.
+            InvalidConfig: the tensors exceed the limit, or the decoder cannot use the GPU.
         """
         self.fallbacks, self.device_id = 0, device_id
         self.times: Sequence[ImageTimes] = ()
@@ -129,7 +129,7 @@ class GpuPreprocessor:
         self._limits = limits
         self._buffers = Buffers()
         self._device = cupy.cuda.Device(device_id)
-        # cudaMalloc's memory, as CuPy's default is: memory of cudaMallocAsync cannot be shared with Triton.
+        # This pool uses cudaMalloc, as CuPy does by default; Triton cannot share memory from cudaMallocAsync.
         self._pool = cupy.cuda.MemoryPool()
         with self._device:
             self._pool.set_limit(size=memory_limit_bytes)
@@ -147,10 +147,11 @@ class GpuPreprocessor:
         self._check_decoder()
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
-        """Write image `i` into row `i`; returns its error instead if it has one: its row is padding.
+        """Write image `i` into row `i`; return each image's error, or None. A failed image's row is padding.
 
         Raises:
-            CUDARuntimeError: the device failed; `lost_device` says whether it stays broken.
+            InferenceFailed: there are more images than rows.
+            CUDARuntimeError, CUDADriverError: the device failed; `lost_device` tells whether for good.
         """
         if not images:
             self.times = ()
@@ -161,8 +162,8 @@ class GpuPreprocessor:
                 errors = self.enqueue(images, 0, decoded)
                 prepared.record(self.stream)
             finally:
-                # A consumer of the tensor by DLPack waits for CuPy's current stream, which is another one.
-                # After an error of the decoder, this raises that of a broken device.
+                # A consumer of the tensor through DLPack waits for CuPy's current stream, a different one.
+                # After a decoder error, this raises the device's error if the device is broken.
                 self.stream.synchronize()
             end_ns = time.time_ns()
             self.release()
@@ -172,15 +173,15 @@ class GpuPreprocessor:
         return errors
 
     def enqueue(self, images: Sequence[bytes], slot: int, decoded: Any) -> list[ServingError | None]:
-        """Enqueue a batch on `stream`: image `i` into row `i` of a slot's tensor; returns the errors.
+        """Enqueue a batch on `stream`, image `i` into row `i` of a slot's tensor; return the errors.
 
-        Nothing may still read or write the slot's tensor, or copy its table.
+        Nothing may still be reading or writing the slot's tensor, or copying its table.
 
         Args:
-            decoded: event that is recorded after the decoding.
+            decoded: event to record after decoding.
 
         Raises:
-            CUDARuntimeError: the device failed; `lost_device` says whether it stays broken.
+            InferenceFailed, CUDARuntimeError, CUDADriverError: as for `prepare`.
         """
         rows = len(self._slots[slot].tensor)
         if len(images) > rows:
@@ -201,13 +202,13 @@ class GpuPreprocessor:
         return [each if isinstance(each, ServingError) else None for each in outcomes]
 
     def release(self) -> None:
-        """Release everything the device has read, once nothing is enqueued any more."""
+        """Release everything that the device has read; call this only when nothing is enqueued."""
         for each in self._sets:
             each.owners = []
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the tensors and of pixels from the host, used or kept for later; not nvImageCodec's."""
+        """Memory of the tensors and of uploaded pixels, in use or cached, without nvImageCodec's."""
         return int(self._pool.total_bytes())
 
     @property
@@ -228,12 +229,12 @@ class GpuPreprocessor:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Make CuPy use this object's device, stream and memory in the calling thread, as `prepare` does."""
+        """Make CuPy use this object's device, stream and memory pool in the calling thread."""
         with self._device, self.stream, cupy.cuda.using_allocator(self._pool.malloc):
             yield
 
     def decode(self, images: Sequence[bytes]) -> list[Decoded | ServingError]:
-        """Decode a batch, each image at its full size, as stored; call this `on_device`."""
+        """Decode a batch at full size and in the stored orientation; call this `on_device`."""
         opened = [self._open(encoded) for encoded in images]
         for times, image in zip(self.times, opened, strict=False):
             if isinstance(image, EncodedImage):
@@ -247,7 +248,7 @@ class GpuPreprocessor:
         ]
 
     def resize(self, sources: Sequence[Source | None], slot: int = 0) -> None:
-        """Write image `i` into row `i` of a slot's tensor, in one launch; call this `on_device`."""
+        """Write image `i` into row `i` of a slot's tensor, in one kernel launch; call this `on_device`."""
         buffers = self._slots[slot]
         build_table(sources, self._transform, buffers.staged_table.view(IMAGE)[: len(sources)])
         buffers.table.set(buffers.staged_table, stream=self.stream)
@@ -264,7 +265,7 @@ class GpuPreprocessor:
             raise InvalidConfig(f"{limit}: expected room for the tensor {list(shape)}: {error}") from None
 
     def _check_decoder(self) -> None:
-        """Fail if every image would be decoded on the host: nvImageCodec starts without nvJPEG, too."""
+        """Fail if every image would be decoded on the host: nvImageCodec also starts without nvJPEG."""
         probe = simplejpeg.encode_jpeg(np.zeros((PROBE_PX, PROBE_PX, 3), np.uint8))
         with self.on_device():
             (surface,) = self._decode_files([probe])
@@ -283,7 +284,7 @@ class GpuPreprocessor:
         surfaces = self._decoder.decode(streams, params=self._params, cuda_stream=self.stream.ptr, **reused)
         if all(surface is not None for surface in surfaces):
             kept.keep(surfaces)
-        else:  # the sizes of the others may have changed, too
+        else:  # the other images' sizes may have changed, too
             kept.images, kept.sizes = [], []
         return list(surfaces)
 
@@ -313,7 +314,7 @@ class GpuPreprocessor:
         array = cupy.empty(flat.shape, np.uint8)
         for start in range(0, flat.size, STAGING_BYTES):
             part = flat[start : start + STAGING_BYTES]
-            self.stream.synchronize()  # the previous copy from this memory may still run
+            self.stream.synchronize()  # the previous copy from this memory may still be running
             self._staging[: part.size] = part
             array[start : start + part.size].set(self._staging[: part.size], stream=self.stream)
         return array
@@ -322,7 +323,7 @@ class GpuPreprocessor:
 def _suits_gpu(image: EncodedImage | ServingError) -> bool:
     """Return whether the GPU can decode the image: a complete grey or RGB JPEG.
 
-    nvJPEG decodes a truncated JPEG without an error, which the host's decoder reports.
+    nvJPEG decodes a truncated JPEG without an error; the host's decoder reports it.
     """
     if isinstance(image, ServingError) or image.colorspace != "RGB":
         return False

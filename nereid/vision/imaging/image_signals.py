@@ -1,6 +1,6 @@
-"""Signals of the images that a network gets, for the comparison with a reference.
+"""Signals of the images that a network receives, for comparison with a reference.
 
-They are measured on few pixels, because every request pays for them (docs/architecture.md).
+Only a few pixels are measured, because the cost is part of every request (docs/architecture.md).
 """
 
 import math
@@ -12,7 +12,7 @@ from nereid.vision.imaging.decode import EncodedImage
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.transform import Transform
 
-# Pixels per side that are measured, at most: each with its right neighbour.
+# Target number of pixels measured per side, each with its right neighbour; always fewer than twice this.
 SAMPLES = 32
 # Weights of red, green and blue. Source: ITU-R BT.601, 2.5.1.
 LUMA = (0.299, 0.587, 0.114)
@@ -20,11 +20,11 @@ Sink = Callable[[Mapping[str, float]], object]
 
 
 class ImageMeter:
-    """Measures images, and sends their signals to `sink`.
+    """Measures images and sends their signals to `sink`.
 
     Args:
-        transform: the transformation that made the network's input.
-        sink: receives the signals of one image by their names.
+        transform: the transformation that produces the network's inputs.
+        sink: called with the signals of each image, by name.
     """
 
     def __init__(self, transform: Transform, sink: Sink) -> None:
@@ -37,24 +37,24 @@ class ImageMeter:
         self._offset = sum(LUMA[color] * transform.mean[place] / 255 for place, color in enumerate(order))
 
     def __call__(self, encoded: bytes, image: EncodedImage, row: np.ndarray) -> None:
-        """Measure one image; a failure here never harms its request.
+        """Measure one image unless it is a probe; a failure here never fails the request.
 
         Args:
             image: its header.
-            row: the network's input for it, in layout and datatype of the transformation.
+            row: the network's input for it, in the layout and datatype of the transformation.
         """
         try:
             if not isinstance(encoded, ProbeImage):
                 turn = self._transform.turn(image.orientation)
                 size_wh = image.size_wh[::-1] if turn.is_transposed else image.size_wh
                 self._sink(self.pixel_signals(row) | size_signals(size_wh))
-        except Exception:  # the image itself is good, and its request must be answered
+        except Exception:  # the image itself is good, so its request must be answered
             return
 
     def pixel_signals(self, row: np.ndarray) -> dict[str, float]:
-        """Return brightness, contrast, sharpness and warmth of a network's input.
+        """Return the brightness, contrast, sharpness and warmth of a network's input.
 
-        All refer to pixels of 0..1, before the normalisation. Source of the luma: ITU-R BT.601.
+        All refer to pixels before normalisation, scaled to 0..1. Source of the luma: ITU-R BT.601.
         """
         transform = self._transform
         planes = row if transform.layout == "NCHW" else row.transpose(2, 0, 1)
@@ -77,7 +77,7 @@ class ImageMeter:
         }
 
     def _luma(self, planes: np.ndarray) -> np.ndarray:
-        """Return the luma of float32[3, H, W] in 0..1, without the offset of the mean."""
+        """Return the luma of float32[3, H, W] in units of 0..1, without the offset from the mean."""
         first, second, third = self._weights
         luma: np.ndarray = planes[0] * first
         luma += planes[1] * second
@@ -90,6 +90,6 @@ class ImageMeter:
 
 
 def size_signals(size_wh: tuple[int, int]) -> dict[str, float]:
-    """Return aspect and megapixels of an upright image of this size."""
+    """Return the aspect ratio (width / height) and the megapixels of an upright image of this size."""
     width, height = size_wh
     return {"aspect": width / height, "megapixels": width * height / 1e6}

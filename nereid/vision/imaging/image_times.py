@@ -1,4 +1,4 @@
-"""Times of one image's preparation, facts from its header, and whether it is traffic."""
+"""Preparation times and header facts of an image, and a type for images that are not traffic."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -8,11 +8,11 @@ if TYPE_CHECKING:  # not every backend needs image libraries
 
 
 class ProbeImage(bytes):
-    """The encoded image of a health check or a warm-up; it has no signals."""
+    """The encoded image of a health check or warm-up; its signals are not measured."""
 
 
 class ImageTimes:
-    """Times in ns since the Unix epoch, and what is known about the image."""
+    """Preparation times of an image, in ns since the Unix epoch, and its format and size."""
 
     __slots__ = ("_begin_ns", "_decoded_ns", "_end_ns", "format", "size_bytes", "size_wh")
 
@@ -21,11 +21,11 @@ class ImageTimes:
         self.format, self.size_wh = "unknown", (0, 0)
 
     def begin(self, encoded: bytes) -> None:
-        """Record the start, and the size of the file."""
+        """Record the start and the file size."""
         self._begin_ns, self.size_bytes = time.time_ns(), len(encoded)
 
     def opened(self, image: "EncodedImage") -> None:
-        """Record the facts in the header."""
+        """Record the format and size from the header."""
         self.format, self.size_wh = image.format, image.size_wh
 
     def decoded(self) -> None:
@@ -36,7 +36,7 @@ class ImageTimes:
         """Record the end of the preparation.
 
         Args:
-            decoded_ns, end_ns: the ends of decoding and preparation, where a device has measured them.
+            decoded_ns, end_ns: when decoding and preparation ended, if measured by a device.
         """
         self._decoded_ns = decoded_ns or self._decoded_ns
         self._end_ns = end_ns or time.time_ns()

@@ -1,4 +1,4 @@
-"""Compiler options and arguments of the kernel `preprocess.cu`; this part of a launch needs no GPU."""
+"""Compiler options and arguments for the kernel `preprocess.cu`, computed without a GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import numpy as np
 from nereid.vision.imaging.transform import Placement, Transform
 
 SOURCE = Path(__file__).with_name("preprocess.cu")
-# Neighbours in x read neighbouring bytes.
+# Threads that are adjacent in x read adjacent bytes.
 BLOCK_XY = (32, 8)
 
 # The structs of preprocess.cu.
@@ -27,7 +27,7 @@ CHANNELS = np.dtype([("rgb", CHANNEL, 3)])
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A decoded image: uint8[H, W, 3], RGB, as stored, on the device.
+    """A decoded image on the device: uint8[H, W, 3], RGB, in the stored orientation.
 
     `pointer` is the address of the first byte, `pitch_bytes` the distance between rows.
     """
@@ -40,13 +40,13 @@ class Source:
 
 
 def options(transform: Transform) -> tuple[str, ...]:
-    """Return the compiler options of the kernel of this transform."""
+    """Return the kernel's compiler options for this transform."""
     names = {"FILTER": transform.interpolation, "DATATYPE": transform.datatype, "LAYOUT": transform.layout}
     return tuple(f"-D{name}={value}" for name, value in names.items())
 
 
 def grid(transform: Transform, images: int) -> tuple[int, int, int]:
-    """Return the grid of `BLOCK_XY` blocks that covers `images` rows of the tensor."""
+    """Return the grid of `BLOCK_XY` blocks that covers this many rows of the tensor."""
     across, down = BLOCK_XY
     return -(-transform.width_px // across), -(-transform.height_px // down), images
 
@@ -75,7 +75,7 @@ def build_table(sources: Sequence[Source | None], transform: Transform, out: np.
             out["origin"][row] += np.uint64(source.pointer)
 
 
-@lru_cache(maxsize=1024)  # most images of a service have one of a few sizes
+@lru_cache(maxsize=1024)  # most images of a service share a few sizes
 def _described(source: Source, transform: Transform) -> np.void:
     entry: np.void = np.zeros(1, IMAGE)[0]
     turn = transform.turn(source.orientation)

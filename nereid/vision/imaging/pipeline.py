@@ -1,4 +1,4 @@
-"""Preprocessing pipeline: requests of encoded images to one batch of network inputs."""
+"""Preprocessing pipeline, from requests with encoded images to one batch of network inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ _INPUT = (IMAGE, "TYPE_STRING", (1,))
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tensor` [N, ...] of all good requests; `outcomes` has each request's rows or its error.
+    """The `tensor` [N, ...] of all good requests, and in `outcomes` each request's rows or error.
 
-    `times` has those of each request's images.
+    `times` holds the times of each request's images.
     """
 
     tensor: Any
@@ -37,12 +37,12 @@ class Batch:
 
     @property
     def device_failure(self) -> DeviceFailed | None:
-        """The error of the requests that had none, if the device failed."""
+        """The first `DeviceFailed` in `outcomes`, or None."""
         return next((each for each in self.outcomes if isinstance(each, DeviceFailed)), None)
 
 
 class Pipeline:
-    """Prepares batches in a reused tensor, valid until the next `run`; a bad request fails alone."""
+    """Prepares batches in a tensor that is valid until the next `run`; a bad request fails alone."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
         self.preprocessor = preprocessor
@@ -56,15 +56,15 @@ class Pipeline:
         sink: Sink | None = None,
         slots: int = 1,
     ) -> "Pipeline":
-        """Build the pipeline of a `preprocess` model, on the device of its instance.
+        """Build the pipeline of a `preprocess` model on its instance's device.
 
         Args:
-            max_batch_size, instances: those of another model that runs the pipeline; default: the config's.
-            sink: receives the signals of each good image on a CPU; on a GPU there are none.
-            slots: on a GPU, the number of batches that have a tensor at the same time.
+            max_batch_size, instances: values of another model that runs the pipeline; default: the config's.
+            sink: receives the signals of each good image; on a GPU, none are measured.
+            slots: on a GPU, the number of tensors, one for each batch in progress.
 
         Raises:
-            InvalidConfig: a parameter is invalid, or contradicts another parameter or the tensors.
+            InvalidConfig: a parameter is invalid, or contradicts another one or the tensors.
         """
         settings = PreprocessSettings.from_config(config)
         if [(tensor.name, tensor.datatype, tensor.dims) for tensor in config.inputs] != [_INPUT]:
@@ -80,9 +80,9 @@ class Pipeline:
         return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1, sink))
 
     def run(self, requests: Sequence[Sequence[bytes] | ServingError]) -> Batch:
-        """Prepare the images of several requests; a request that is an error already keeps it.
+        """Prepare the images of several requests; a request that is already an error is passed through.
 
-        A request with a bad image fails as a whole, with an error that lists the index of every bad image.
+        A request with a bad image fails as a whole, with an error that lists the indexes of all bad images.
         """
         errors = self._prepare(images_of(requests))
         outcomes, times = by_request(requests, errors, self.preprocessor.times)
@@ -125,7 +125,7 @@ def by_request(
     """Return each request's rows or error, and the times of its images.
 
     Args:
-        errors, times: of each image of `images_of`, whose rows of the tensor follow each other.
+        errors, times: one per image of `images_of`, in the order of the tensor's rows.
     """
     outcomes: list[slice | ServingError] = []
     found: list[Sequence[ImageTimes]] = []

@@ -1,4 +1,4 @@
-"""Settings of a `preprocess` model from its config.pbtxt, and the presets for several parameters."""
+"""Settings of a `preprocess` model from its config.pbtxt, and presets that set several parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -28,17 +28,17 @@ PRESETS: dict[str, dict[str, str]] = {
     },
     # Source: ultralytics, data/augment.py, LetterBox; then pixels / 255.
     "letterbox": {"resize": "letterbox", "scale": "0.00392156862745098"},
-    # The same, by the name that users look for.
+    # The same, under the name that users look for.
     "yolo": {"resize": "letterbox", "scale": "0.00392156862745098"},
-    # Source: Megvii-BaseDetection/YOLOX, data/data_augment.py, preproc: no scale, padded below and right.
+    # Source: Megvii-BaseDetection/YOLOX, data/data_augment.py, preproc: no scale, pads bottom and right.
     "yolox": {"resize": "letterbox", "pad_position": "after", "color_order": "BGR", "scale": "1"},
-    # Source: facebookresearch/detr, datasets/coco.py, make_coco_transforms; the sides of the export.
+    # Source: facebookresearch/detr, datasets/coco.py, make_coco_transforms; sized to the exported network.
     "detr": {"resize": "exact", "mean": "123.675, 116.28, 103.53", "std": "58.395, 57.12, 57.375"},
     # Source: lyuwenyu/RT-DETR, rtdetrv2_pytorch/configs/rtdetrv2/include/dataloader.yml.
     "rtdetr": {"resize": "exact", "scale": "0.00392156862745098"},
 }
 NORMALISATION = {"mean", "std", "scale"}
-# The parameters of a preset that a given parameter replaces, because they would contradict it.
+# The preset parameters that a given parameter removes, because they would contradict it.
 REPLACES = {
     "mean": {"scale"},
     "std": {"scale"},
@@ -49,7 +49,7 @@ REPLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Shorthand:
-    """`preset` sets the parameters in PRESETS that are not given, `scale` sets mean 0 and std 1 / scale."""
+    """`preset` sets the parameters in PRESETS that are not given; `scale` sets mean 0 and std 1 / scale."""
 
     preset: str = ""
     scale: float = 0.0
@@ -57,7 +57,7 @@ class Shorthand:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`decode_threads` per instance, 0: its share of the cores; `gpu_memory_limit_bytes`, 0: no limit."""
+    """`decode_threads` per instance (0: its share of cores) and `gpu_memory_limit_bytes` (0: no limit)."""
 
     decode_threads: int = 0
     gpu_memory_limit_bytes: int = 0
@@ -68,7 +68,7 @@ class Resources:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
 
 
-# Of a `preprocess` model. Its output determines the other fields of the transform.
+# Parameters of a `preprocess` model. Its output determines the transform's other fields.
 PARAMETERS = {
     each.name for each in (*fields(Transform), *fields(Limits), *fields(Resources), *fields(Shorthand))
 }
@@ -77,7 +77,7 @@ PARAMETERS -= {"height_px", "width_px", "datatype"}
 
 @dataclass(frozen=True, slots=True)
 class PreprocessSettings:
-    """The parameters of a `preprocess` model: the fields of these classes, except those of its output."""
+    """Parameters of a `preprocess` model, as fields of these classes; its output sets the other fields."""
 
     transform: Transform
     limits: Limits
@@ -147,7 +147,7 @@ def _preset(given: Mapping[str, str]) -> dict[str, str]:
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got '{name}'")
     replaced = {other for key in given for other in REPLACES.get(key, ())}
     preset = {key: text for key, text in PRESETS[name].items() if key not in replaced}
-    if given.get("color_order") == "BGR":  # the presets' numbers are in the order R, G, B
+    if given.get("color_order") == "BGR":  # the presets list their numbers in the order R, G, B
         preset |= {
             key: ",".join(reversed(preset[key].split(","))) for key in ("mean", "std") if key in preset
         }

@@ -1,4 +1,4 @@
-"""Preprocessing of batches on the CPU, and pictures of its results."""
+"""Preprocessing of batches on the CPU, and previews of the results."""
 
 import io
 import os
@@ -21,31 +21,31 @@ from nereid.vision.imaging.transform import DATATYPES, Transform
 
 # glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
 LARGE_PIXELS = 16_000_000
-# The nice value of threads that decode large images: a ninth of the time of others, if a core is scarce.
+# Nice value of threads that decode large images: on a busy core, they get a ninth of others' time.
 PATIENCE = 10
 
 
 class Preprocessor(Protocol):
     """Fills a tensor that is allocated once.
 
-    `times` has those of each image of the last batch.
+    `times` holds the times of each image in the last batch.
     """
 
     times: Sequence[ImageTimes]
 
     @property
     def tensor(self) -> Any:
-        """The tensor [max_batch_size, ...], NumPy's or CuPy's."""
+        """The tensor, a NumPy or CuPy array [max_batch_size, ...]."""
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
-        """Write image `i` into row `i`; returns its error instead if it has one."""
+        """Write image `i` into row `i`; return each image's error, or None."""
 
     def move(self, source: slice, target: slice) -> None:
         """Copy rows of the tensor over earlier ones."""
 
 
 class PixelBudget:
-    """Bounds the pixels that threads decode at the same time; an image above the limit is decoded alone."""
+    """Limits the pixels that threads decode at the same time; an image above the limit is decoded alone."""
 
     def __init__(self, pixels: int) -> None:
         self._pixels = self._free = pixels
@@ -53,7 +53,7 @@ class PixelBudget:
 
     @contextmanager
     def acquire(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for the pixels, and reserve it while the context lasts."""
+        """Wait for room for `pixels`, and reserve it while the context lasts."""
         pixels = min(pixels, self._pixels)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= pixels)
@@ -67,14 +67,14 @@ class PixelBudget:
 
 
 def _lower_priority() -> None:
-    """Yield the cores to all other threads; only Linux has per-thread priorities."""
+    """Lower the calling thread's priority; only Linux has per-thread priorities."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENCE)
 
 
 class CpuPreprocessor:
     """Decodes and transforms the images of a batch in parallel, each on one of `threads` threads.
 
-    Images in progress have at most twice the pixels of the largest valid image, which bounds memory.
+    To bound memory, the images in progress together have at most twice the pixels of the largest valid image.
     `sink` receives the signals of each good image.
     """
 
@@ -94,11 +94,11 @@ class CpuPreprocessor:
         self._budget = PixelBudget(2 * limits.max_image_pixels)
         self._per_thread = threading.local()
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
-        # Large images must not slow down the requests of others.
+        # Large images must not slow down other requests.
         self._patient = ThreadPoolExecutor(threads, initializer=_lower_priority)
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
-        """Write image `i` into row `i`; returns its error instead if it has one."""
+        """Write image `i` into row `i`; return each image's error, or None."""
         self.times = [ImageTimes() for _ in images]
         if self._pool is None or len(images) < 2:
             return list(map(self._prepare_one, images, self.tensor, self.times))
@@ -145,8 +145,8 @@ class Preview:
     """Network inputs of several images.
 
     Args:
-        png: the inputs side by side as RGB, in a PNG file.
-        lowest, highest: the range of the numbers that the network receives.
+        png: the inputs side by side, as an RGB PNG file.
+        lowest, highest: the range of values that the network receives.
     """
 
     png: bytes
@@ -155,10 +155,10 @@ class Preview:
 
 
 def preview(settings: PreprocessSettings, images: Mapping[str, bytes]) -> Preview:
-    """Return what a network sees of encoded images, given by their names.
+    """Return a preview of what a network receives for `images`, encoded files by name.
 
     Raises:
-        InvalidImage: one is not an image file, or is damaged or too large.
+        InvalidImage: one is not an image file, is damaged or exceeds a limit.
     """
     from PIL import Image
 

@@ -1,8 +1,8 @@
-"""Antialiased resampling as banded matrix products: Pillow's filters and arithmetic, at a BLAS's speed.
+"""Antialiased resampling as banded matrix products: Pillow's filters and arithmetic at BLAS speed.
 
 An `Axis` holds the weights of the source pixels for the outputs along one axis of an image. If a JPEG was
 decoded at a fraction of its size, the source values are averages of blocks of pixels. The weights then
-estimate, from the averages, the outputs that the pixels would have given.
+estimate the outputs of the full-size pixels from these averages.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +14,14 @@ from threadpoolctl import threadpool_limits
 
 from nereid.vision.imaging.decode import Buffers
 
-# One image is processed on one core: instances and decode threads, not the BLAS, spread the load.
+# Each image is processed on one core; instances and decode threads, not BLAS, spread the load.
 threadpool_limits(1, "blas")
 
 # Outputs per matrix product: a larger block multiplies more zeros, a smaller block needs more calls.
 BLOCK = 16
-# A pixel is estimated from its own average and this many on either side.
+# A pixel is estimated from the average of its own block and of this many blocks on either side.
 REACH = 3
-# Source values per conversion to float, so that they fit a core's cache.
+# Source values per conversion to float, few enough for a core's cache.
 CHUNK = 2**17
 
 
@@ -63,7 +63,7 @@ FILTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The outputs of an axis of `source` pixels: `count` from `offset` on, of `resized` in all."""
+    """The wanted outputs of an axis of `source` pixels: `count` of `resized` ones, from `offset` on."""
 
     source: int
     resized: int
@@ -78,7 +78,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring outputs of an axis: `weights` float32[outputs, sources] of a window of source values."""
+    """Adjacent outputs of an axis, with `weights` float32[outputs, sources] of a window of source values."""
 
     weights: np.ndarray
     sources: slice
@@ -87,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Blocks for all outputs along one axis, some perhaps twice, of source values from `first` on.
+    """Blocks for all outputs along one axis, some possibly twice, over source values from `first` on.
 
     A source value is the average of `shrink` pixels. If `overshoots`, an output may be brighter or darker
     than all source values.
@@ -100,7 +100,7 @@ class Axis:
 
     @property
     def last(self) -> int:
-        """Index after the last source value that an output uses."""
+        """Index after the last source value used."""
         return self.first + max(int(block.sources.stop) for block in self.blocks)
 
     @property
@@ -114,7 +114,8 @@ def build_axis(span: Span, filter_name: str, antialias: bool = True, shrink: int
 
     Args:
         filter_name: a key of FILTERS.
-        antialias: widen the filter to all pixels that one output replaces; else it spans neighbours only.
+        antialias: whether to widen the filter to all pixels that one output replaces; otherwise it spans only
+            neighbours.
         shrink: number of pixels that the decoder averaged into one source value.
     """
     starts, taps = _taps(span, FILTERS[filter_name], antialias)
@@ -157,7 +158,7 @@ def _taps(span: Span, chosen: Filter, antialias: bool) -> tuple[np.ndarray, np.n
 
 
 def _inside(band: np.ndarray, lows: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
-    """Move windows that exceed the source inside; weights outside count for the edge."""
+    """Move windows that exceed the source inside, and add the weights outside to the edge."""
     window = min(band.shape[2], extent)
     moved = np.clip(lows, 0, extent - window)
     inside = band[:, :, :window].copy()
@@ -169,7 +170,7 @@ def _inside(band: np.ndarray, lows: np.ndarray, extent: int) -> tuple[np.ndarray
 
 
 def _of_averages(band: np.ndarray, shrink: int) -> np.ndarray:
-    """Convert weights of pixels to weights of their blocks' averages and REACH more on either side."""
+    """Convert weights of pixels to weights of their blocks' averages, and of REACH more on either side."""
     blocks, size, pixels = band.shape
     cells, reached = pixels // shrink, 2 * REACH + 1
     parts = (band.reshape(-1, shrink) @ estimate(shrink)).reshape(blocks, size, cells, reached)
@@ -181,10 +182,10 @@ def _of_averages(band: np.ndarray, shrink: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def estimate(shrink: int) -> np.ndarray:
-    """Return float64[shrink, 2 * REACH + 1]: a block's pixels from the averages of it and its neighbours.
+    """Return the weights float64[shrink, 2 * REACH + 1] of block averages that estimate a block's pixels.
 
     This is the best linear unbiased estimate if the difference of two pixels grows with their distance.
-    Without the estimate, the averages' blur adds to the filter's.
+    Without it, the blur of the averages would add to that of the filter.
 
     Source: ordinary kriging with a linear variogram; Cressie, Statistics for Spatial Data, 1993.
     """
@@ -202,10 +203,10 @@ def estimate(shrink: int) -> np.ndarray:
 
 
 def resample(pixels: np.ndarray, rows: Axis, columns: Axis, buffers: Buffers) -> Iterator[np.ndarray]:
-    """Resample uint8[H, W, C]; yield float32[rows.count, columns.count] per channel: 0..255, whole.
+    """Resample uint8[H, W, C]; yield float32[rows.count, columns.count] per channel, whole numbers 0..255.
 
-    First along the rows, then along the columns, each rounded to 8 bits as in Pillow; an estimate is rounded
-    at the end only. A plane is in `buffers` and valid until the next one is requested.
+    Values are resampled along the rows, then along the columns, and rounded to 8 bits after each, as in
+    Pillow; estimates are rounded only at the end. A plane in `buffers` is valid until the next is requested.
     """
     pixels = pixels[rows.first : rows.last, columns.first : columns.last]
     height, _, channels = pixels.shape
@@ -235,10 +236,10 @@ def _resample_rows(plane: np.ndarray, columns: Axis, across: np.ndarray, buffers
 
 
 def _round(values: np.ndarray, overshoots: bool) -> None:
-    """Round to whole numbers 0..255, in place, halves up as in Pillow."""
+    """Round to whole numbers 0..255 in place, halves up as Pillow does."""
     np.add(values, np.float32(0.5), values)
     np.floor(values, values)
     if overshoots:
-        # The limits are rows, because NumPy 1.26 has SIMD code for arrays only.
+        # The limits are rows rather than scalars, because NumPy 1.26 has SIMD code only for arrays.
         np.maximum(values, np.zeros(values.shape[1], np.float32), values)
         np.minimum(values, np.full(values.shape[1], 255, np.float32), values)

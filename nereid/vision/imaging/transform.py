@@ -1,4 +1,4 @@
-"""Transformation of images to a network's input: turn upright, resize, crop or pad, normalise, lay out."""
+"""Transformation of images into network inputs: turn upright, resize, crop or pad, normalise, lay out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Orientation of stored pixels: rows and columns are swapped, then each may be flipped."""
+    """How to turn stored pixels upright: swap rows and columns if transposed, then flip each as needed."""
 
     is_transposed: bool
     flips_rows: bool
@@ -38,7 +38,7 @@ class Turn:
         return (plane.T if self.is_transposed else plane)[rows, columns]
 
 
-# By the value of the EXIF tag Orientation. Source: CIPA DC-008, 4.6.4.
+# Keyed by the EXIF tag Orientation. Source: CIPA DC-008, 4.6.4.
 TURNS = {
     orientation: Turn(orientation > 4, orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7))
     for orientation in range(1, 9)
@@ -47,19 +47,19 @@ TURNS = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Position of the upright image along one axis: the outputs of `span`, from output pixel `at` on."""
+    """Position of an upright image along one axis: the outputs of `span`, from output pixel `at` on."""
 
     span: Span
     at: int = 0
 
     @property
     def inside(self) -> slice:
-        """The output pixels with the image; letterboxing pads the others."""
+        """The output pixels that the image covers; letterboxing pads the others."""
         return slice(self.at, self.at + self.span.count)
 
     @property
     def at_start(self) -> "Placement":
-        """Return the placement from the first output pixel on."""
+        """The same placement, moved to the first output pixel."""
         return replace(self, at=0)
 
     def stored(self, is_flipped: bool) -> Span:
@@ -74,11 +74,11 @@ class Transform:
 
     `resize` is `shorter_side` (to `resize_shorter_px`, then crop the centre), `exact` (both sides) or
     `letterbox` (to fit, then pad with `pad_color`, `around` the image or `after` it, at the bottom or right).
-    Then (pixel - mean) / std in pixel units, 0..255. `mean`, `std` and `pad_color` have one number per
+    Each pixel of 0..255 then becomes (pixel - mean) / std. `mean`, `std` and `pad_color` have one number per
     channel in `color_order`; `background_color`, behind transparent pixels, is R, G, B.
 
-    A JPEG is decoded at a fraction of its size, if that is at least `decode_margin` times the resized image:
-    a value closer to 1 is faster and less exact. Source of the default: docs/architecture.md.
+    A JPEG is decoded at a fraction of its size if that is still at least `decode_margin` times the resized
+    image: a value closer to 1 is faster but less exact. Source of the default: docs/architecture.md.
     """
 
     height_px: int
@@ -132,7 +132,7 @@ class Transform:
         return TURNS[orientation if self.exif_orientation else 1]
 
     def place(self, size_wh: tuple[int, int]) -> tuple[Placement, Placement]:
-        """Return the placement of the rows and the columns of an upright image of this size.
+        """Return the placement of the rows and columns of an upright image of this size.
 
         Source of sizes and offsets: torchvision's `Resize` and `CenterCrop`, ultralytics' `LetterBox`.
         """
@@ -153,11 +153,11 @@ class Transform:
         buffers: Buffers,
         decoded: Callable[[], None] = lambda: None,
     ) -> None:
-        """Decode `image` and write the network's input for it into `out`, of `shape` and `datatype`.
+        """Decode `image`, and write its network input into `out`, an array of `shape` and `datatype`.
 
         Args:
-            buffers: memory of this thread.
-            decoded: called between the two.
+            buffers: the calling thread's memory.
+            decoded: called after decoding.
 
         Raises:
             InvalidImage: the file is damaged.
@@ -180,7 +180,7 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Values that depend on an image's size and orientation; `rows` and `columns` are the file's."""
+    """Values that depend on an image's size and orientation; `rows` and `columns` are as stored."""
 
     shrink: int
     rows: Axis
@@ -190,10 +190,10 @@ class Plan:
     has_margin: bool
 
 
-# Few, because the plan of a huge image is large, and a file may claim any size.
+# Only a few, because the plan for a huge image is large and a file may claim any size.
 @lru_cache(maxsize=32)
 def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, max_shrink: int) -> Plan:
-    """Return the plan for images of this size; those with `max_shrink` 1 are decoded at full size."""
+    """Return the plan for images of this size, which the decoder can shrink up to `max_shrink` times."""
     turn = transform.turn(orientation)
     placed = transform.place(size_wh[::-1] if turn.is_transposed else size_wh)
     min_scale = min(placement.span.scale for placement in placed) if transform.antialias else 1

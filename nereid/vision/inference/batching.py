@@ -1,6 +1,6 @@
-"""Joins requests into the inputs of one network run, and splits its outputs again.
+"""Join requests into the inputs of one network run, and split its outputs among them.
 
-Arrays are NumPy's, or CuPy's on the device of the instance; only `concatenate` distinguishes them.
+Arrays are NumPy arrays, or CuPy arrays on the instance's device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +13,14 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InferenceFailed, InvalidConfig
 
 Arrays = Mapping[str, Any]
-# Triton's datatypes of a batch_input.
+# Datatypes that Triton allows for a batch_input.
 # Source: core r24.10, model_config_utils.cc, ValidateBatchIO.
 DTYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input computed from the batch: `kind` is Triton's without `BATCH_`, `source` the request's input."""
+    """An input computed from the shapes of request input `source`; `kind` is Triton's without `BATCH_`."""
 
     name: str
     kind: str
@@ -33,10 +33,10 @@ class Batching:
     """Rules for joining a model's requests.
 
     Args:
-        max_batch_size: if positive, the first dimension of every tensor is the batch; 0 for no batches.
-        ragged: inputs whose shape may differ between requests; the network gets them flattened.
+        max_batch_size: if positive, the first dimension of every tensor is the batch; 0 for no batching.
+        ragged: inputs whose shape may differ between requests; the network receives them flattened.
         batch_inputs: inputs computed from the batch itself.
-        scattered: outputs that are split by the element counts of an input, not by rows.
+        scattered: for each output split by element counts instead of rows, the input that is counted.
     """
 
     max_batch_size: int
@@ -72,11 +72,11 @@ class Batching:
         return not (self.ragged or self.batch_inputs or self.scattered)
 
     def rows(self, request: Arrays) -> int:
-        """Return the batch size of one request; 1 for a model without batches."""
+        """Return the batch size of one request; 1 for a model without a batch dimension."""
         return len(next(iter(request.values()))) if self.max_batch_size else 1
 
     def gather(self, requests: Sequence[Arrays]) -> Arrays:
-        """Return the network's inputs for `requests`; a single request is used without a copy."""
+        """Return the network's inputs for `requests`; the inputs of a single request are not copied."""
         if len(requests) == 1 and self.is_by_rows:
             return requests[0]
         inputs = {
@@ -92,7 +92,7 @@ class Batching:
         """Return the part of `outputs` that belongs to each request.
 
         Raises:
-            InferenceFailed: an output does not have as many rows as the batch.
+            InferenceFailed: the length of an output does not match the batch.
         """
         if len(requests) == 1 and not self.scattered:
             return [dict(outputs)]
@@ -124,7 +124,7 @@ def concatenate(arrays: Sequence[Any]) -> Any:
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Return an array on the host; one that is there already is not copied."""
+    """Return an array on the host; an array already there is not copied."""
     return array if isinstance(array, np.ndarray) else array.get()
 
 
@@ -163,7 +163,7 @@ def _item_shapes(shapes: Shapes) -> np.ndarray:
     return np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
 
 
-# Values of a batch input, from the shapes of its source in every request, batch dimension included.
+# Compute a batch input from its source's shapes in all requests, batch dimension included.
 # Source: Triton's model_config.proto, BatchInput.Kind.
 BATCH_VALUES: dict[str, Callable[[Shapes], np.ndarray]] = {
     "ELEMENT_COUNT": _element_counts,

@@ -1,7 +1,7 @@
-"""Runs with inputs and outputs on the GPU: ONNX Runtime's IoBinding over CuPy arrays.
+"""Network runs with inputs and outputs on the GPU, through ONNX Runtime's IoBinding over CuPy arrays.
 
-CuPy is imported where it is used, because an instance on a CPU has no CuPy. Arrays of a `RecordedRuns` are
-NumPy's where ONNX Runtime runs on the CPU.
+CuPy is imported where it is used, because an instance on a CPU does not have it. `RecordedRuns` also works
+with NumPy arrays, for ONNX Runtime on the CPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import onnxruntime
 
 from nereid.base.errors import InferenceFailed, run_failure
 
-# ONNX's element types are NumPy's names, but for these.
+# ONNX's element types have NumPy's names, except for these.
 FLOATS = {"float": "float32", "double": "float64"}
 
 
@@ -24,17 +24,17 @@ def run(
     options: onnxruntime.RunOptions,
     device_id: int,
 ) -> list[Any]:
-    """Run the network on the device of its data.
+    """Run the network on the device that holds its data.
 
     Args:
         inputs: CuPy arrays on `device_id`, bound without a copy, or NumPy arrays, which ONNX Runtime copies.
 
     Returns:
-        One CuPy array on `device_id` per name of `outputs`.
+        One CuPy array on `device_id` per name in `outputs`.
     """
     import cupy
 
-    # The copies that joined the inputs may still run on CuPy's stream, which ONNX Runtime ignores.
+    # Copies that joined the inputs may still be running on CuPy's stream, which ONNX Runtime ignores.
     cupy.cuda.get_current_stream().synchronize()
     binding = session.io_binding()
     for name, array in inputs.items():
@@ -50,10 +50,10 @@ def run(
     return [_array(value, device_id) for value in binding.get_outputs()]
 
 
-# Each recorded graph holds its buffers and the memory of its run.
+# Each recorded graph holds its buffers and its run's memory.
 MAX_RECORDED = 64
 GRAPH_ID, NOT_RECORDED = "gpu_graph_id", "-1"
-# ONNX Runtime records the second run at the latest; the third is the first that repeats the graph.
+# ONNX Runtime records the first or second run; the third is the first sure to replay the graph.
 RUNS_TO_RECORD = 3
 NO_SYNCHRONIZE = "disable_synchronize_execution_providers"
 
@@ -67,18 +67,18 @@ class _Recorded:
 
 
 class RecordedRuns:
-    """Runs of a session that repeats CUDA graphs: a graph reads and writes the addresses of its recording.
+    """Runs of a session that replays CUDA graphs, whose buffer addresses are fixed when they are recorded.
 
-    Each set of shapes has buffers of its own, allocated once. Inputs are copied into them, and outputs out of
-    the device, because an output may be passed on by DLPack and read after the next run has begun.
+    Each set of shapes has its own buffers, allocated once. Inputs are copied into them, and outputs into new
+    arrays, because an output may be passed on through DLPack and read after the next run has begun.
 
     Args:
         xp: `cupy`, or `numpy` for a session on the CPU.
-        device: of the buffers, as IoBinding calls it: `cuda` or `cpu`.
+        device: device of the buffers, as IoBinding names it: `cuda` or `cpu`.
         device_id: number of the device.
-        sizes: numbers of rows; a run with fewer rows than one of them is filled up to the next. Empty if the
-            first dimension is not the batch: each set of shapes is recorded.
-        max_recorded: number of sets of shapes with buffers; others run without a recording.
+        sizes: row counts; a run is padded to the next one. Empty if the first dimension is not the batch:
+            then every set of shapes is recorded as it is.
+        max_recorded: maximum number of sets of shapes that are recorded; others run without a graph.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RecordedRuns:
         outputs: Sequence[str],
         options: onnxruntime.RunOptions,
     ) -> list[Any]:
-        """Return one new array on the device per name of `outputs`."""
+        """Return one new array on the device per name in `outputs`."""
         arrays = {name: self._xp.asarray(array) for name, array in inputs.items()}
         shapes = {name: self._filled_shape(array.shape) for name, array in sorted(arrays.items())}
         key = tuple(outputs), tuple(shapes.items())
@@ -109,7 +109,7 @@ class RecordedRuns:
                 return self._run_once(session, arrays, outputs)
             self._recorded[key] = self._record(session, arrays, shapes, outputs)
         recorded = self._recorded[key]
-        # An index of all rows fits arrays without dimensions, too.
+        # `...` also indexes arrays without dimensions.
         rows = slice(len(next(iter(arrays.values())))) if self._sizes else ...
         for name, array in arrays.items():
             recorded.inputs[name][rows] = array
@@ -164,24 +164,24 @@ class RecordedRuns:
         bind(name, self._device, self._device_id, array.dtype.type, array.shape, address)
 
     def _synchronize(self) -> None:
-        """Wait for CuPy's copies, whose stream ONNX Runtime ignores."""
+        """Wait for copies on CuPy's stream, which ONNX Runtime ignores."""
         if self._device != "cpu":
             self._xp.cuda.get_current_stream().synchronize()
 
 
 class BoundRuns:
-    """Runs over fixed rows of memory on the caller's stream, without copies and without waiting.
+    """Runs over fixed memory on the caller's stream, without copying inputs and without waiting.
 
-    Each slot and number of rows is a CUDA graph of its own, recorded here. A run with fewer rows is filled
-    up to the next size: the other rows hold an earlier batch. All calls must come from the thread that
-    constructs this object: ONNX Runtime 1.31 keeps the graphs of each thread apart.
+    Each pair of slot and size has its own CUDA graph, recorded at construction. A run with fewer rows uses
+    the next larger size, and its remaining rows hold an earlier batch. All calls must come from the thread
+    that constructed this object, because ONNX Runtime 1.31 keeps separate graphs for each thread.
 
     Args:
-        session: records CUDA graphs, and has `user_compute_stream` among the options of its provider.
-        name: of the only input.
-        tensors: for each slot a CuPy array [rows, ...], which the runs read.
+        session: session with CUDA graphs and the provider option `user_compute_stream`.
+        name: name of the only input.
+        tensors: one CuPy array [rows, ...] per slot, read by the runs.
         outputs: names of the outputs, which have one row per row of input.
-        sizes: numbers of rows; the largest is that of the tensors.
+        sizes: row counts; the largest must be that of the tensors.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class BoundRuns:
         self._outputs = [self._allocate(tensor, outputs) for tensor in tensors]
         self._hosts = [_pinned(arrays) for arrays in self._outputs]
         self._runs: dict[tuple[int, int], tuple[Any, onnxruntime.RunOptions]] = {}
-        # Run all slots of one size in succession, because ONNX Runtime plans again whenever the size changes.
+        # Record all slots of one size in succession: ONNX Runtime plans again whenever the size changes.
         for rows in self._sizes:
             for slot, tensor in enumerate(tensors):
                 self._runs[slot, rows] = self._bind(slot, tensor, rows)
@@ -219,7 +219,7 @@ class BoundRuns:
             raise run_failure(error) from None
 
     def fetch(self, slot: int, rows: int, stream: Any) -> dict[str, np.ndarray]:
-        """Enqueue copies of the outputs to pinned memory, and return the arrays that will hold them."""
+        """Enqueue copies of the outputs to pinned host memory, and return the arrays that will hold them."""
         hosts = {name: host[:rows] for name, host in self._hosts[slot].items()}
         for name, host in hosts.items():
             self._outputs[slot][name][:rows].get(stream=stream, out=host, blocking=False)
@@ -260,14 +260,14 @@ def _pinned(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:
-    """Return the runs of a session on a GPU that repeats CUDA graphs."""
+    """Return the `RecordedRuns` of a session on a GPU."""
     import cupy
 
     return RecordedRuns(cupy, "cuda", device_id, sizes)
 
 
 def _check_rows(rows: int, outputs: Mapping[str, Any]) -> None:
-    """Fail unless an output has one row per input row; otherwise padding rows could not be cut off."""
+    """Fail unless every output has one row per input row, so that padding rows can be cut off."""
     for name, array in outputs.items():
         if array.shape[:1] != (rows,):
             raise InferenceFailed(
@@ -283,21 +283,21 @@ def _named_graph(number: str) -> onnxruntime.RunOptions:
 
 
 def use(device_id: int) -> None:
-    """Make CuPy allocate on this device, in the calling thread."""
+    """Make this CuPy's current device in the calling thread."""
     import cupy
 
     cupy.cuda.Device(device_id).use()
 
 
 def release_memory() -> None:
-    """Return the memory that CuPy keeps for later arrays to the device."""
+    """Return CuPy's cached memory to the device."""
     import cupy
 
     cupy.get_default_memory_pool().free_all_blocks()
 
 
 def compute_capability(device_id: int) -> str:
-    """Return the device's compute capability as `cc_model_filenames` writes it, `9.0` for an H200."""
+    """Return the device's compute capability as written in `cc_model_filenames`: `9.0` for an H200."""
     import cupy
 
     digits = cupy.cuda.Device(device_id).compute_capability
@@ -305,7 +305,7 @@ def compute_capability(device_id: int) -> str:
 
 
 def _array(value: onnxruntime.OrtValue, device_id: int) -> Any:
-    """View ONNX Runtime's output as a CuPy array, which keeps it alive."""
+    """View an output of ONNX Runtime as a CuPy array, which keeps the output alive."""
     import cupy
 
     element = value.data_type().removeprefix("tensor(").removesuffix(")")

@@ -1,4 +1,4 @@
-"""The ONNX file of a version, and ONNX Runtime's sessions of it."""
+"""Locate a version's ONNX file, open it, and complete the config from it."""
 
 import os
 import re
@@ -25,8 +25,8 @@ from nereid.vision.inference.signature import Signature, complete, needs_complet
 from nereid.vision.inference.tensorrt import TENSORRT
 
 START_BYTES = 2**16
-# Files that are given instead of a network: their beginning, what they are, and what to do.
 TO_ONNX = "export the network to ONNX"
+# Files that users supply instead of an ONNX network: a pattern of their bytes, what they are, and the fix.
 OTHER_FILES = (
     (rb"version https://git-lfs\.", "a Git LFS pointer", "git lfs pull"),
     (rb"(?i)\s*(<!--.*-->\s*)?<(!doctype )?html", "an HTML page", "download the file itself, not its page"),
@@ -47,7 +47,7 @@ OTHER_FILES = (
 
 
 def path_of(config: ModelConfig) -> Path:
-    """Return the ONNX file of `config`'s version; if that is a folder, `model.onnx` in it.
+    """Return the path of the version's ONNX file; if it is a folder, the path of `model.onnx` in it.
 
     Raises:
         InvalidConfig: the file does not exist.
@@ -64,7 +64,7 @@ def path_of(config: ModelConfig) -> Path:
 
 
 def open_configured(config: ModelConfig, settings: SessionSettings) -> onnxruntime.InferenceSession:
-    """Open the file of `config`'s version; its weights are shared if the settings say so.
+    """Open the ONNX file of `config`'s version, with shared weights if `settings.sharing` requests them.
 
     Raises:
         InvalidConfig: the file is missing, or cannot be opened with these settings.
@@ -81,7 +81,7 @@ def open_configured(config: ModelConfig, settings: SessionSettings) -> onnxrunti
 def _open_tensorrt(
     path: Path, config: ModelConfig, settings: SessionSettings
 ) -> onnxruntime.InferenceSession:
-    # The first instance builds the engine, and the others read it.
+    # Under the lock, the first instance builds the engine and the others read it.
     with files.locked_folder(path.parent):
         providers = tuple(
             (name, tensorrt.with_engine_cache(options, config, path) if name == TENSORRT else options)
@@ -91,7 +91,7 @@ def _open_tensorrt(
 
 
 def describe_other(path: Path) -> tuple[str, str]:
-    """Return what a file that is not an ONNX network is instead, and what to do; reads begin and end only."""
+    """Return what `path` is instead of an ONNX network, and the fix; only its start and end are read."""
     with path.open("rb") as file:
         start = file.read(START_BYTES)
         file.seek(max(0, file.seek(0, os.SEEK_END) - START_BYTES))
@@ -100,10 +100,10 @@ def describe_other(path: Path) -> tuple[str, str]:
 
 
 def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
-    """Open `path` with exactly the configured providers: ONNX Runtime itself falls back to fewer.
+    """Open `path` with all configured providers; by itself, ONNX Runtime would fall back to fewer.
 
     Raises:
-        InvalidConfig: ONNX Runtime rejects the file, or has not all providers.
+        InvalidConfig: ONNX Runtime rejects the file, or cannot load a provider.
     """
     try:
         session = onnxruntime.InferenceSession(
@@ -150,6 +150,6 @@ def complete_config(
         document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
     )
     config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
-    # Optimized as at the load: folded constants may fix dims, and both must see the same.
+    # Optimize as the load does: constant folding may fix dims, and both must see the same ones.
     signature = Signature.of(open_file(path_of(config), session_settings(config, backend)))
     complete(document, signature, backend.default_max_batch_size, warn)

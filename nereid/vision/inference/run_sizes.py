@@ -1,4 +1,4 @@
-"""Row and thread counts of network runs."""
+"""Row and thread counts for network runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WARM_BATCH_SIZES = "nereid.warm_batch_sizes"
 
 
 def run_batch_size(config: ModelConfig) -> int:
-    """Return the maximum rows per run; 0 for no limit. Without a batch dimension, there are no rows.
+    """Return the maximum rows per run; 0 for no limit, and for a model without a batch dimension.
 
     Raises:
         InvalidConfig: the parameter is not a number.
@@ -23,16 +23,16 @@ def run_batch_size(config: ModelConfig) -> int:
 
 
 def max_run_rows(config: ModelConfig) -> int:
-    """Return the rows of the largest run; 1 for a model without batches."""
+    """Return the rows of the largest run; 1 for a model without a batch dimension."""
     limit = run_batch_size(config)
     return max(1, min(limit, config.max_batch_size) if limit else config.max_batch_size)
 
 
 def warm_batch_sizes(config: ModelConfig, is_default: bool) -> list[int]:
-    """Return the rows of each run at load: those of the parameter, such as `1,2,4`; empty for none.
+    """Return the rows of each warm-up run at load, from the parameter, such as `1,2,4`; empty for none.
 
     Args:
-        is_default: without the parameter, every power of two below the largest run is run, and that itself.
+        is_default: whether to default to every power of two below the largest run, and the largest run.
 
     Raises:
         InvalidConfig: a size is not a number from 1 to the rows of the largest run.
@@ -67,7 +67,7 @@ def thread_counts(parameters: Mapping[str, str], instances: int, kind: str = "CP
 
     Args:
         instances: number of instances that share the cores.
-        kind: of the instance; on a GPU the CPU does little work, so the choice stays with ONNX Runtime.
+        kind: instance kind; with `GPU`, the CPU does little work, so ONNX Runtime chooses the threads.
 
     Raises:
         InvalidConfig: a count is not a number.

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions, built from a model's config.pbtxt as NVIDIA's backend builds them."""
+"""ONNX Runtime sessions, built from a model's config.pbtxt as in NVIDIA's backend."""
 
 import contextlib
 import sys
@@ -45,13 +45,13 @@ from nereid.vision.inference.signature import DATATYPES, Signature, sequence_con
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """Functions that a session calls; by default nothing happens.
+    """Callbacks of a session; by default they do nothing.
 
     Args:
-        ran: after each run, with its seconds and its rows.
-        halved: before a batch that did not fit into memory is run in two halves.
-        warmed: after each warm-up run at load, with its seconds.
-        device_failed: once, with the text of the error, when the device of the session has failed.
+        ran: called after each run, with its duration in seconds and its rows.
+        halved: called before a batch that did not fit into memory is run in two halves.
+        warmed: called after each warm-up at load, with its duration in seconds.
+        device_failed: called once, with the error text, when the session's device has failed.
     """
 
     ran: Callable[[float, int], None] = lambda seconds, rows: None
@@ -71,7 +71,7 @@ def zero_requests(config: ModelConfig, sizes: Sequence[int]) -> Iterator[Arrays]
     """Yield a request of zeros for each batch size.
 
     Raises:
-        InvalidConfig: a dim of an input varies, so its shape is not known.
+        InvalidConfig: an input has a variable dim, so its shape is unknown.
     """
     tensors = [each for each in (*config.inputs, *sequence_controls(config)) if not each.is_optional]
     for rows in sizes:
@@ -95,19 +95,17 @@ Run = Callable[[Arrays, Sequence[str], int], list[Any]]
 
 
 class Session:
-    """One network, ready to run; inputs and outputs carry the names of the ONNX file.
+    """A network that is ready to run, with the input and output names of its ONNX file.
 
-    The `run_batch_size` of its settings limits the rows of one run: on a CPU the activations of a large batch
-    exceed the cache, and its images cost more than those of a small batch.
+    `settings.run_batch_size` limits the rows of one run: on a CPU, the activations of a large batch exceed
+    the cache, so each image costs more than in a small batch. After `DeviceFailed`, every run fails with the
+    same error.
 
-    Args:
-        settings: options of the session and its runs.
-        events: receivers of what happens in the runs.
-
-    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. With `is_on_stream`,
-    `bind` returns its runs. `device_failure` is the reason why all runs fail, or empty. `note` says what the
-    instance has to do without, and why: shared weights, or CUDA graphs. After `DeviceFailed`, every run fails
-    with the same error.
+    Attributes:
+        is_on_gpu: whether outputs stay on the GPU; inputs there are copied only for CUDA graphs.
+        is_on_stream: whether runs use the caller's stream; `bind` then returns them.
+        device_failure: why every run fails, or empty.
+        note: what the instance runs without (shared weights or CUDA graphs) and why, or empty.
     """
 
     def __init__(self, config: ModelConfig, settings: SessionSettings, events: SessionEvents) -> None:
@@ -129,7 +127,7 @@ class Session:
         self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
         self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
         self._has_conversions = bool(self._texts or self._scalars)
-        # Strings are on the host, and IoBinding does not support them.
+        # Strings are on the host, because IoBinding does not support them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
         self._device_id, self._sizes = config.device_id, settings.warm_batch_sizes
@@ -152,14 +150,14 @@ class Session:
         events: SessionEvents | None = None,
         stream: int = 0,
     ) -> "Session":
-        """Open the model file of `config`'s version; other arguments are those of `session_settings`.
+        """Open the ONNX file of `config`'s version; see `session_settings` for `backend` and `instances`.
 
         Args:
-            stream: address of the CUDA stream for all runs; then `bind` takes the place of the warm-up. A
-                network without CUDA graphs has a stream of its own.
+            stream: address of the CUDA stream for all runs; `bind` then replaces the warm-up. A network that
+                does not support CUDA graphs ignores it.
 
         Raises:
-            InvalidConfig: the file is missing, not loadable, or does not fit the config.
+            InvalidConfig: the file is missing, cannot be loaded, or does not fit the config.
         """
         backend = backend or BackendSettings()
         config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
@@ -173,7 +171,7 @@ class Session:
                 config, note = config.replacing({CUDA_GRAPHS: "false"}), "without CUDA graphs"
             else:
                 raise
-            # Without graphs, runs of the exact number of rows are better than runs that are filled up.
+            # Drop the stream: without graphs, runs of the exact number of rows are faster than padded ones.
             settings = session_settings(config, backend, instances)
             session = cls(config, settings, events)
             session.note = f", {note}: {error}"
@@ -188,7 +186,7 @@ class Session:
         )
 
     def warm_up(self, requests: Iterable[Arrays]) -> None:
-        """Run the network once per request, so that no client has to wait for the first run of a batch size.
+        """Run the network once per request, so that no client waits for the first run of a batch size.
 
         Raises:
             InvalidConfig: a run fails.
@@ -206,7 +204,7 @@ class Session:
             self._events.warmed(time.perf_counter() - start)
 
     def bind(self, name: str, tensors: Sequence[Any], outputs: Sequence[str]) -> gpu.BoundRuns:
-        """Return runs over fixed memory on the session's stream; see there for the arguments.
+        """Return runs over fixed memory on the session's stream; see `BoundRuns` for the arguments.
 
         Raises:
             InvalidConfig: a run fails.
@@ -223,12 +221,13 @@ class Session:
         return bound
 
     def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
-        """Run the network on one batch; returns one array per name in `outputs`.
+        """Run the network on one batch, and return one array per name in `outputs`.
 
         Args:
-            rows: batch size, if that is not the first dimension of the inputs, as for ragged ones.
+            rows: batch size if it is not the inputs' first dimension, as for ragged inputs.
 
         Raises:
+            InvalidRequest: a string is not UTF-8.
             InferenceFailed: ONNX Runtime rejected the inputs or failed.
             DeviceFailed: the device failed, now or in an earlier run.
         """
@@ -240,22 +239,22 @@ class Session:
         return self._run_parts(self._run_or_halve, inputs, outputs, rows, self._run_batch_size)
 
     def fail(self, reason: str) -> None:
-        """Make every run fail from now on, as after a device failure; reported once."""
+        """Make every run fail from now on, as after a device failure; only the first call is reported."""
         if not self.device_failure:
             self.device_failure = reason
             self._events.device_failed(reason)
 
     def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
-        """Run several requests together, joined in groups of at most `run_batch_size` rows.
+        """Run several requests, joined into groups of at most `run_batch_size` rows.
 
         If a group fails, its requests are run one by one, so that only the request at fault fails.
 
         Args:
-            requests: per request its inputs by name, [N, ...]; N may differ between requests.
-            outputs: per request the names of the wanted outputs.
+            requests: each request's inputs by name, [N, ...]; N may differ between requests.
+            outputs: the names of the outputs that each request wants.
 
         Returns:
-            Per request its outputs by name, or its error.
+            Each request's outputs by name, or its error.
         """
         if len(requests) == 1:
             return [self._run_alone(requests[0], outputs[0])]
@@ -296,7 +295,7 @@ class Session:
             return from_exception(error)
 
     def _run_group(self, group: list[Arrays], names: list[str]) -> list[dict[str, Any]]:
-        if not names:  # ONNX Runtime would return all outputs
+        if not names:  # without names, ONNX Runtime would return all outputs
             return [{} for _ in group]
         inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
         outputs = dict(zip(names, self.run(inputs, names, rows), strict=True))
@@ -327,7 +326,7 @@ class Session:
         return [concatenate(results) for results in zip(*parts, strict=True)]
 
     def _release_memory(self, row: Arrays, outputs: Sequence[str]) -> None:
-        """Return the arena's free memory, as ONNX Runtime does at the end of a run, even of a failed one."""
+        """Release the arena's free memory: ONNX Runtime does so at the end of a run, even of a failed one."""
         if self.is_on_gpu:
             gpu.release_memory()
         if self._releasing:
@@ -338,7 +337,7 @@ class Session:
         start = time.perf_counter()
         results = self._feed(inputs, outputs, next(self._run_options))
         self._events.ran(time.perf_counter() - start, rows)
-        # Triton has no scalars, so they are sent with the dims of the config.
+        # Triton has no scalars, so they are returned with the config's dims.
         return [
             result if result.ndim else result.reshape(self._output_dims[name])
             for name, result in zip(outputs, results, strict=True)
@@ -376,7 +375,7 @@ def _run_on_host(
 
 
 def _decode_texts(name: str, array: np.ndarray) -> np.ndarray:
-    """Decode bytes[...] to the str[...] of ONNX Runtime's Python API; NULs are kept."""
+    """Decode bytes[...] to str[...] for ONNX Runtime's Python API; NULs are kept."""
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as error:

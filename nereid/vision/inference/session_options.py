@@ -1,7 +1,7 @@
-"""ONNX Runtime's options from a config.pbtxt: the parameters and accelerators of NVIDIA's backend.
+"""ONNX Runtime options from a config.pbtxt, with the parameters and accelerators of NVIDIA's backend.
 
-Source of every name, default and message: onnxruntime_backend r24.10, src/onnxruntime.cc. Unknown parameters
-are ignored, as there. docs/backends.md is the table for users.
+Source of NVIDIA's names, defaults and messages: onnxruntime_backend r24.10, src/onnxruntime.cc. As there,
+unknown parameters are ignored. docs/backends.md lists the parameters for users.
 """
 
 import re
@@ -28,7 +28,7 @@ from nereid.vision.inference.run_sizes import (
 )
 from nereid.vision.inference.tensorrt import TENSORRT
 
-# Triton's `optimization.graph.level` is not ONNX Runtime's numbering.
+# Triton numbers `optimization.graph.level` differently from ONNX Runtime.
 GRAPH_LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -39,14 +39,14 @@ CUDA, OPENVINO, CPU = (f"{name}ExecutionProvider" for name in ("CUDA", "OpenVINO
 CUDNN_CONV_ALGO_SEARCH = {0: "EXHAUSTIVE", 1: "HEURISTIC", 2: "DEFAULT"}
 ARENA_EXTEND_STRATEGY = {0: "kNextPowerOfTwo", 1: "kSameAsRequested"}
 ENABLE_CUDA_GRAPH, USER_STREAM = "enable_cuda_graph", "user_compute_stream"
-# In ONNX Runtime's error for a network with nodes on the CPU, or with control flow.
+# Part of ONNX Runtime's error for a network with nodes on the CPU or with control flow.
 # Source: onnxruntime 1.31, core/session/inference_session.cc.
 NO_CUDA_GRAPHS = "cannot use the graph capture feature"
 CUDA_BOOLEANS = frozenset({"do_copy_in_default_stream", "use_ep_level_unified_stream"})
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 ALLOW_SPINNING = "session.intra_op.allow_spinning"
 
-# Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
+# Our own parameters. NVIDIA's backend ignores them, as it does ONNX Runtime's session options.
 CUDA_GRAPHS = "nereid.cuda_graphs"
 HALVE_BATCHES = "nereid.halve_batch_if_out_of_memory"
 RELEASE_EVERY = "nereid.release_memory_every"
@@ -57,10 +57,10 @@ Provider = tuple[str, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """Settings of the server's command line: `--backend-config=onnxruntime,…` and the profile.
+    """Settings from the server's command line: `--backend-config=onnxruntime,…` and the profile.
 
-    `thread_counts` are those of a global pool, which replace the model's own: an instance is a process here,
-    so its pool serves one session either way. Instances of a server share their weights where they can.
+    `thread_counts` of a global pool replace the model's own: an instance is a process here, so either pool
+    serves one session. With `shares_weights`, the instances share their weights where they can.
     """
 
     default_max_batch_size: int = 4
@@ -74,7 +74,7 @@ class BackendSettings:
         """Read the words of `server_command_line`.
 
         Raises:
-            InvalidConfig: a value has another type.
+            InvalidConfig: a value has the wrong type.
         """
         flags = backend_settings(words, "onnxruntime")
         has_global_pool = parse_bool(flags.get("enable-global-threadpool", "0"))
@@ -89,7 +89,7 @@ class BackendSettings:
 
 
 class Sharing(Enum):
-    """Whether the weights are those of a file that all instances map; `TRIED` falls back to own ones."""
+    """Whether all instances map one file of weights; `TRIED` falls back to separate weights."""
 
     OFF = auto()
     TRIED = auto()
@@ -100,10 +100,10 @@ class Sharing(Enum):
 class SessionSettings:
     """Options of a session and of its runs.
 
-    `run_batch_size` limits the rows of one run, 0 for no limit. `extras` are the session entries and operator
-    libraries, which shape the optimized network in addition to the fields of `options`. A run with
-    `releasing` returns the free memory of the arena; None without an arena. Every `release_every`-th run does
-    so, 0 for none. `warm_batch_sizes` are the rows of the runs at load.
+    `run_batch_size` limits the rows of one run; 0 means no limit. `extras` are the session entries and
+    operator libraries, which affect the optimized network as do the fields of `options`. Every
+    `release_every`-th run (0: none) uses `releasing`, which releases the arena's free memory; it is None
+    without an arena. `warm_batch_sizes` are the rows of each warm-up run at load.
     """
 
     options: onnxruntime.SessionOptions
@@ -119,7 +119,7 @@ class SessionSettings:
     sharing: Sharing
 
     def options_of_runs(self) -> Iterator[onnxruntime.RunOptions]:
-        """Return the options of each run, without an end."""
+        """Yield the options of each run, endlessly."""
         for number in count(1):
             is_releasing = self.release_every and not number % self.release_every
             yield self.releasing if is_releasing and self.releasing else self.run_options
@@ -131,11 +131,11 @@ def session_settings(
     """Translate the parameters, optimization settings and custom operators of `config`.
 
     Args:
-        stream: address of the CUDA stream for all runs; 0: ONNX Runtime has its own.
-        instances: number of sessions of the model that share the cores; default: the config's own count.
+        instances: number of sessions that share the cores; default: the config's number of instances.
+        stream: address of the CUDA stream for all runs; with 0, ONNX Runtime creates its own.
 
     Raises:
-        InvalidConfig: ONNX Runtime does not support a value, or the machine lacks a device.
+        InvalidConfig: a value is invalid, or ONNX Runtime does not support it or lacks a provider.
     """
     backend = backend or BackendSettings()
     instances = config.cpu_instances if instances is None else instances
@@ -155,7 +155,7 @@ def session_settings(
     threads = thread_counts(parameters, instances, config.kind)
     options.intra_op_num_threads, options.inter_op_num_threads = threads.intra_op, threads.inter_op
     if instances > 1:
-        # A thread that spins while it waits occupies a core that the other instances need.
+        # A thread that spins while waiting occupies a core that other instances need.
         options.add_session_config_entry(ALLOW_SPINNING, "0")
     entries = {key: value for key, value in parameters.items() if key.startswith(SESSION_PREFIX)}
     libraries = _op_libraries(config, backend)
@@ -187,13 +187,13 @@ def session_settings(
 
 
 def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, ...]:
-    """Return the execution providers of one instance in order of preference; the CPU's is always the last.
+    """Return an instance's execution providers in order of preference; the CPU provider is always last.
 
     Args:
-        available: the providers of this installation of ONNX Runtime.
+        available: the providers in this build of ONNX Runtime.
 
     Raises:
-        InvalidConfig: an accelerator or one of its values is unknown, or its provider is not available.
+        InvalidConfig: an accelerator or its value is unknown, or a provider is not available.
     """
     accelerators = config.document.get("optimization", {}).get("execution_accelerators", {})
     found: list[Provider] = []
@@ -213,18 +213,18 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
 
 
 def is_slow_at_first(chosen: Sequence[Provider]) -> bool:
-    """Return whether the first run of a batch size takes long: TensorRT plans, CUDA graphs are recorded."""
+    """Return whether a batch size's first run is slow because TensorRT plans or a CUDA graph is recorded."""
     return TENSORRT in dict(chosen) or uses_cuda_graphs(chosen)
 
 
 def uses_cuda_graphs(chosen: Sequence[Provider]) -> bool:
-    """Return whether runs repeat a recorded CUDA graph, which reads and writes the recorded addresses."""
+    """Return whether runs replay a recorded CUDA graph, which needs the buffers of its recording."""
     graphs = ((CUDA, ENABLE_CUDA_GRAPH), (TENSORRT, "trt_cuda_graph_enable"))
     return any(parse_bool(dict(chosen).get(name, {}).get(key, "0")) for name, key in graphs)
 
 
 def on_available_provider(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
-    """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime does not support."""
+    """Return `config`, moved to the CPU if Triton chose a GPU (KIND_AUTO) but ONNX Runtime lacks CUDA."""
     if config.kind != "GPU" or CUDA in available or config.names_gpu(profile):
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
@@ -270,7 +270,7 @@ def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:
 
 
 def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
-    """Return the resolved paths of the operator libraries: the checked path is the loaded one."""
+    """Return the resolved paths of the operator libraries, so that the path checked is the path loaded."""
     found = []
     for name in config.document.get("model_operations", {}).get("op_library_filename", ()):
         library = Path(name).resolve()
@@ -287,7 +287,7 @@ def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
 def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]]) -> list[Provider]:
     found: list[Provider] = []
     cuda = _deprecated_cuda_options(config.parameters)
-    # A parameter of ours: NVIDIA's backend would replay a graph over buffers that have moved.
+    # Our own parameter, because NVIDIA's backend would replay a graph over buffers that have moved.
     if parse_bool(config.parameters.get(CUDA_GRAPHS, "false")):
         cuda[ENABLE_CUDA_GRAPH] = "1"
     device = {"device_id": str(config.device_id)}
@@ -298,7 +298,7 @@ def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]
         elif each["name"] == "cuda":
             for key in CUDA_BOOLEANS & given.keys():
                 parse_bool(given[key])
-            # NVIDIA's backend overwrites these with the deprecated values; here the more specific value wins.
+            # NVIDIA's backend lets the deprecated values win; here the more specific value does.
             cuda |= given
         else:
             raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")

@@ -1,11 +1,12 @@
-"""One copy of a network's weights for all instances: files that every process maps, and the kernel shares.
+"""One copy of a network's weights for all instances, in files that every process maps into memory.
 
-An instance is a process, and ONNX Runtime keeps weights on the heap twice: in the layout of the file and in
-that of its kernels. The first instance writes both to a folder next to the repository, and all instances map
+An instance is a process, and ONNX Runtime keeps weights on its heap twice: in the file's layout and in its
+kernels' layout. The first instance writes both to a folder next to the repository, and all instances map
 them.
 
-ONNX Runtime writes the kernels' layout directly behind the file's, at any address, but its kernels load it in
-whole cache lines, and crash on another address. So the written weights are moved to multiples of `ALIGNMENT`.
+ONNX Runtime writes the kernels' layout directly after the file's, at any offset, but its kernels load whole
+cache lines and crash if these are not aligned. The written weights are therefore moved to multiples of
+`ALIGNMENT`.
 """
 
 import functools
@@ -26,22 +27,22 @@ from nereid.vision.inference import version_state
 from nereid.vision.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
 
 FOLDER, PARTIAL = "weights", ".partial"
-FORM = "aligned"  # changes with the written form, so that the copies of an earlier release are not used
-ERROR = 3  # of ONNX Runtime's log levels
+FORM = "aligned"  # change this with the written form, so that an earlier release's copies are not used
+ERROR = 3  # an ONNX Runtime log level
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
-# Smaller tensors stay in the model file: a page has 4 kB, and only whole pages are shared.
+# Smaller tensors stay in the model file: only whole pages, of 4096 bytes, are shared.
 MIN_BYTES = 4096
 SAVE_ENTRIES = {
     "session.optimized_model_external_initializers_file_name": WEIGHTS,
     "session.optimized_model_external_initializers_min_size_in_bytes": str(MIN_BYTES),
     "session.save_external_prepacked_constant_initializers": "1",
 }
-ALIGNMENT = 64  # bytes of a cache line, and of the widest registers
-# Where a kernel's layout is, in a value of `external_data`: KEY|OFFSET;LENGTH;CHECKSUM|…
+ALIGNMENT = 64  # bytes in a cache line, and in the widest registers
+# Location of a kernel's layout in a value of `external_data`: KEY|OFFSET;LENGTH;CHECKSUM|…
 # Source: onnxruntime/core/framework/external_data_loader.cc and prepacked_weights_container.cc.
 PLACE = re.compile(r"(?<=[|])(\d+);(\d+)(?=;)")
-# The part of ONNX's schema that places weights, as message -> field -> number and message; protobuf keeps the
-# other fields as they are. Source: onnx/onnx.proto.
+# The part of ONNX's schema that locates weights: message -> field -> number and message. Protobuf preserves
+# all other fields. Source: onnx/onnx.proto.
 SCHEMA = {
     "Model": {"graph": (7, "Graph")},
     "Graph": {"node": (1, "Node"), "initializer": (5, "Tensor"), "input": (11, "Value")},
@@ -55,7 +56,7 @@ Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
 
 
 def folder_of(model: Path, version: int) -> Path:
-    """Return the folder for a version's copies, outside the version because versions never change."""
+    """Return the folder for a version's copies; it is outside the version, because versions never change."""
     return version_state.folder_of(model, version, FOLDER)
 
 
@@ -72,23 +73,23 @@ def open_shared(
     options = settings.options
     try:
         with files.locked_folder(path.parent):
-            # Another instance renames its folder under the lock, so the files must be read under it, too.
+            # Digest the files under the lock, too: they may change while this instance waits for it.
             folder = place / _key(path, settings)
             if not folder.exists():
                 _write(path, folder, settings, opener)
             os.utime(folder)
     except OSError as error:
         raise InvalidConfig(f"{SHARED_WEIGHTS}: expected a writable folder '{place}': {error}") from None
-    # The written form is optimized already; a second optimization would copy the mapped weights.
+    # The written form is already optimized; optimizing it again would copy the mapped weights.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = opener(folder / MODEL, settings)
-    # ONNX Runtime packed every weight again to find its copy in the file; this frees that part of the heap.
+    # ONNX Runtime packed every weight again to find its copy in the file; release the heap this used.
     return_memory()
     return session
 
 
 def _key(path: Path, settings: SessionSettings) -> str:
-    """Return a digest of everything the written form depends on: files, ONNX Runtime, CPU and options."""
+    """Return a digest of what the written form depends on: files, options, CPU and ONNX Runtime's version."""
     level = settings.options.graph_optimization_level.name
     return version_state.digest(path, FORM, onnxruntime.__version__, level, *settings.extras, _processor())
 
@@ -140,7 +141,7 @@ def _arrange(folder: Path, inputs: Collection[str]) -> None:
 
 
 def _external(graph: Any) -> Iterator[dict[str, Any]]:
-    """Return the entries of each tensor outside of the model file by key, also of subgraphs."""
+    """Yield the entries, by key, of each tensor stored outside the model file, subgraphs included."""
     for tensor in graph.initializer:
         if tensor.external_data:
             yield {entry.key: entry for entry in tensor.external_data}
@@ -151,7 +152,7 @@ def _external(graph: Any) -> Iterator[dict[str, Any]]:
 
 
 def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
-    """Copy a tensor and its kernels' layouts to aligned places, and note the places."""
+    """Copy a tensor and its kernels' layouts to aligned offsets, and update the entries."""
 
     def copied(offset: int, length: int) -> int:
         new.write(b"\0" * (-new.tell() % ALIGNMENT))

@@ -1,4 +1,4 @@
-"""Inputs and outputs of an ONNX file, and the rules by which a config.pbtxt must agree with them.
+"""Inputs and outputs of an ONNX file, and the rules for matching a config.pbtxt to them.
 
 Source of every rule, and of most messages: onnxruntime_backend r24.10, src/onnxruntime.cc and
 onnxruntime_utils.cc.
@@ -20,25 +20,25 @@ DATATYPES = {
     "float": "TYPE_FP32",
     "double": "TYPE_FP64",
 }
-# ONNX Runtime's Python names of types other than tensors, and NVIDIA's.
+# ONNX Runtime's Python names for non-tensor types, mapped to NVIDIA's.
 OTHER_TYPES = {"seq": "SEQUENCE", "map": "MAP", "optional": "OPTIONAL", "sparse_tensor": "SPARSETENSOR"}
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkTensor:
-    """One input or output of the file: ONNX's element type, and shape with -1 for variable dims."""
+    """An input or output of an ONNX file: its element type, and its shape with -1 for variable dims."""
 
     element: str
     shape: tuple[int, ...]
 
     @property
     def datatype(self) -> str:
-        """Triton's datatype, as a config spells it."""
+        """Triton's datatype as spelled in a config, or `TYPE_INVALID` if Triton has none."""
         return DATATYPES.get(self.element, "TYPE_INVALID")
 
     @property
     def provided(self) -> str:
-        """The datatype as messages spell it: in NVIDIA's, strings are bytes."""
+        """The datatype as spelled in messages; NVIDIA's call strings `BYTES`."""
         other = "BYTES" if self.element == "string" else self.element.upper()
         return f"TYPE_{other}" if self.datatype in ("TYPE_STRING", "TYPE_INVALID") else self.datatype
 
@@ -71,7 +71,7 @@ class Signature:
 
 
 def needs_completion(document: Mapping[str, Any]) -> bool:
-    """Return whether inputs or outputs are missing; only then the config is completed."""
+    """Return whether the config lacks inputs or outputs and must be completed."""
     has_inputs = bool(document.get("input") or document.get("batch_input"))
     return not (has_inputs and document.get("output"))
 
@@ -85,7 +85,7 @@ def complete(
     """Fill in `max_batch_size`, `dynamic_batching` and the missing inputs or outputs.
 
     Raises:
-        InvalidConfig: the config has batches, which the network does not support.
+        InvalidConfig: the config sets `max_batch_size`, but the network does not support batching.
     """
     name = document["name"]
     if all(tensor.can_batch for tensor in (*signature.inputs.values(), *signature.outputs.values())):
@@ -114,7 +114,7 @@ def validate(config: ModelConfig, signature: Signature) -> None:
     """Check that a config fits the network.
 
     Raises:
-        InvalidConfig: it does not; the message is NVIDIA's.
+        InvalidConfig: it does not.
     """
     sequence = config.document.get("sequence_batching", {})
     if sequence.get("state"):
@@ -252,7 +252,7 @@ def _check_datatype(config: ModelConfig, what: str, tensor: TensorSpec, found: N
 
 
 def _check_shape(config: ModelConfig, tensor: TensorSpec, shape: Sequence[int], is_exact: bool) -> None:
-    """Compare dims; an input may fix a variable dim of the network, an output (`is_exact`) may not."""
+    """Compare dims; the config may fix a variable dim of an input, but not of an output (`is_exact`)."""
     dims = tensor.network_dims
     if not shape and not config.max_batch_size:
         if any(dim != 1 for dim in dims):

@@ -1,7 +1,7 @@
-"""Options of ONNX Runtime's TensorRT provider: those of a config, and the defaults of this backend.
+"""Options of ONNX Runtime's TensorRT provider, from a config and from this backend's defaults.
 
-Source of the names and messages: onnxruntime_backend r24.10, src/onnxruntime.cc. Source of the defaults'
-meaning: onnxruntime 1.26, docs/execution-providers/TensorRT-ExecutionProvider.md.
+Source of the names and messages: onnxruntime_backend r24.10, src/onnxruntime.cc. For what the defaults mean:
+onnxruntime 1.26, docs/execution-providers/TensorRT-ExecutionProvider.md.
 """
 
 import os
@@ -18,7 +18,7 @@ from nereid.vision.inference.run_sizes import max_run_rows
 
 TENSORRT = "TensorrtExecutionProvider"
 FOLDER = "engines"
-# Triton's names and those of ONNX Runtime's TensorRT provider, where they differ.
+# Triton's names mapped to those of ONNX Runtime's TensorRT provider, where they differ.
 NAMES = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
@@ -49,7 +49,7 @@ def options(config: ModelConfig, given: Mapping[str, str]) -> dict[str, str]:
     Without profile shapes, one engine serves every batch size; see `_profile`.
 
     Raises:
-        InvalidConfig: a parameter is unknown, or its value has another type.
+        InvalidConfig: a parameter is unknown, or its value is invalid.
     """
     return _profile(config, given) | _options(given)
 
@@ -75,9 +75,10 @@ def _options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _profile(config: ModelConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """Return shapes from one row to the largest batch; nothing if a shape is given, or a dim varies.
+    """Return profile shapes from one row to the largest run.
 
-    Without them, TensorRT builds an engine at the first run, and again for each larger batch.
+    Empty if the config sets any, does not batch, or has variable dims. TensorRT then builds an engine at the
+    first run, and again for each larger batch.
     """
     shapes = {f"trt_profile_{bound}_shapes" for bound in ("min", "opt", "max")}
     dims = [dim for tensor in config.inputs for dim in tensor.network_dims]
@@ -96,10 +97,10 @@ def _shape(tensor: TensorSpec, rows: int) -> str:
 
 
 def with_engine_cache(options: Mapping[str, str], config: ModelConfig, path: Path) -> dict[str, str]:
-    """Return options that keep engines and timings next to the repository, and make their folder.
+    """Return options that cache engines and timings next to the repository, and create the cache folder.
 
-    The folder belongs to the version, its files, ONNX Runtime and the other options. A parameter that the
-    config sets stays.
+    The folder is specific to the version, its files, ONNX Runtime's version and the other options. Options
+    from the config take precedence; if they disable the cache, they are returned unchanged.
 
     Args:
         path: the ONNX file.

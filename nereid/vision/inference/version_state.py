@@ -1,4 +1,4 @@
-"""Files written when a version is loaded, outside the version's folder because versions never change."""
+"""Files written when a version is loaded; outside its folder, because versions never change."""
 
 import hashlib
 import shutil
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from nereid.base import files
 
-# A folder not opened by any instance for this long belongs to obsolete files, versions or options.
+# A folder that no instance has opened for this long belongs to obsolete files, versions or options.
 KEPT_S = 30 * 86_400
 
 
 def folder_of(model: Path, version: int, kind: str) -> Path:
-    """Return the folder of a version for files of this kind."""
+    """Return the folder for a version's files of this kind."""
     return files.state_folder(model.parent) / kind / model.name / str(version)
 
 
 def digest(path: Path, *words: str) -> str:
-    """Return a digest of the folder of the ONNX file `path`, external data included, and of some words."""
+    """Return a digest of `words` and of the folder of the ONNX file `path`, external data included."""
     found = hashlib.blake2b(digest_size=16)
     found.update("\0".join([path.name, *words]).encode())
     for each in sorted(path.parent.rglob("*")):
@@ -29,7 +29,7 @@ def digest(path: Path, *words: str) -> str:
 
 
 def remove_old(place: Path, suffix: str = "") -> None:
-    """Remove the folders in `place` that nobody has opened for a long time, and those with this suffix.
+    """Remove the folders in `place` that no instance has opened for `KEPT_S`, and those with this suffix.
 
     Raises:
         OSError: a folder cannot be removed.

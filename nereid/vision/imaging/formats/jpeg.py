@@ -8,24 +8,24 @@ from math import prod
 from nereid.base.errors import InvalidImage
 
 MAGIC = b"\xff\xd8\xff"
-# Encoders write about ten scans, each of which costs a pass over the whole image, and few segments.
+# Encoders write few segments and about ten scans; each scan costs a pass over the whole image.
 MAX_SCANS = 32
 MAX_SEGMENTS = 4_096
 START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN, APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
-# Markers, except those without a length, which occur between and inside scans.
+# Markers, except those without a length that occur between and inside scans.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 _SCAN = re.compile(rb"\xff\xda")
-# Bytes between segments that the search for the frame passes over: they take time, and cameras write few.
+# Junk bytes in total that `size_and_scans` skips; skipping takes time, and cameras write few.
 _MAX_JUNK_BYTES = 2**16
 
 
 def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield marker and payload of each segment, to the end of the image, whose marker has none.
+    """Yield the marker and payload of each segment up to the end marker, whose payload is empty.
 
     Raises:
-        InvalidImage: it has too many segments, each of which costs time.
+        InvalidImage: it has more than `MAX_SEGMENTS`.
     """
     place = len(MAGIC) - 1
     for number in count():
@@ -45,9 +45,9 @@ def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] | None:
-    """Return width and height in pixels, and how many passes over them the scans cost, at most `MAX_SCANS`.
+    """Return (width, height) in pixels, and the number of passes over them, at most `MAX_SCANS`.
 
-    None if no frame precedes the first scan, or too much junk precedes the frame.
+    None if no frame precedes the first scan, or too much junk or too many segments precede it.
     """
     size_wh, place = (0, 0), len(MAGIC) - 1
     components: bytes | memoryview | None = None
@@ -63,7 +63,7 @@ def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] |
             size_wh = max(size_wh, (width, height), key=prod)
             components = head[5:] if marker in SEQUENTIAL else None
         elif marker == START_OF_SCAN:
-            # A scan of all components is the only one that the decoder reads.
+            # If a scan has all components, the decoder reads no other.
             is_only = encoded[begin : begin + 1] == components
             scans = 1 if is_only else sum(1 for _ in islice(_SCAN.finditer(encoded), MAX_SCANS))
             return (size_wh, scans) if all(size_wh) else None

@@ -1,4 +1,4 @@
-"""Checks of PNG files that Pillow does not make. Source: the PNG specification, sections 5, 7 and 8."""
+"""Checks of PNG files that Pillow does not perform. Source: the PNG specification, sections 5, 7 and 8."""
 
 import struct
 import zlib
@@ -16,20 +16,20 @@ MAX_CHUNKS = 65_536
 CHUNK = struct.Struct(">I4s")
 CHECKSUM_BYTES = 4
 TRANSPARENCY, EXIF = b"tRNS", b"eXIf"
-# Width, height, bits of a sample, colour type, compression, filter, interlace.
+# Width, height, bits per sample, colour type, compression, filter, interlace.
 HEADER = struct.Struct(">IIBBBBB")
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# Of each pass of an interlaced image: the first column and row, and the steps to the next ones.
+# The passes of an interlaced image: first column, first row, column step, row step.
 PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 WHOLE = ((0, 0, 1, 1),)
 STEP_BYTES = 2**16
 
 
 def check_chunks(encoded: bytes) -> None:
-    """Check that reading the chunks takes less time than decoding an image.
+    """Check that a PNG's chunks can be read in less time than decoding an image takes.
 
     Raises:
-        InvalidImage: there are too many.
+        InvalidImage: it has more than `MAX_CHUNKS`.
     """
     for number, _ in enumerate(chunks(memoryview(encoded))):
         if number == MAX_CHUNKS:
@@ -37,9 +37,9 @@ def check_chunks(encoded: bytes) -> None:
 
 
 def without_extras(encoded: bytes) -> bytes:
-    """Return a PNG without the chunks that change no pixel, such as texts and profiles.
+    """Return a PNG without the chunks that affect neither pixels nor orientation, such as text and profiles.
 
-    Otherwise a damaged one makes Pillow reject the whole image, perhaps after it was decoded.
+    A damaged one would make Pillow reject the whole image, possibly after decoding it.
     """
     view, parts, place = memoryview(encoded), [memoryview(MAGIC)], len(MAGIC)
     for kind, data in chunks(view):
@@ -58,8 +58,8 @@ def _is_sound(chunk: memoryview) -> bool:
 def check_complete(encoded: bytes, image: "Image.Image") -> None:
     """Check that a decoded PNG has all its rows; Pillow fills missing ones with zeros.
 
-    Counting rows requires unpacking the file again, so only images whose last pixels are zeros are counted:
-    one of the last two rows ends the last pass.
+    Counting rows requires unpacking the file again, so this is done only if one of the last 2 × 2 pixels is
+    zero: the last pass ends in one of the last two rows.
 
     Raises:
         InvalidImage: rows are missing.
@@ -92,7 +92,7 @@ def _unpacked_bytes(header: bytes | memoryview) -> int:
     total = 0
     for left, top, right, down in PASSES if is_interlaced else WHOLE:
         columns, rows = -(-(width - left) // right), -(-(height - top) // down)
-        if columns > 0:  # a pass without columns has no rows, either
+        if columns > 0:  # a pass without columns has no rows either
             total += max(0, rows) * (1 + -(-columns * SAMPLES[color_type] * bits // 8))
     return total
 

@@ -1,4 +1,4 @@
-"""The cost of decoding an image file, from its structure; files that reveal too little count as expensive."""
+"""The cost of decoding an image file, from its structure; an unclear structure counts as expensive."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import islice
 from nereid.vision.imaging.formats import jpeg, png
 
 CORE_HEADER_BYTES = 12
-# Parts before the pixels; the size of a file with more is treated as unknown.
+# Maximum parts before the pixels; the size of a file with more is treated as unknown.
 MAX_PARTS = 4_096
 _GIF = (b"GIF87a", b"GIF89a")
 # Magic numbers accepted by Pillow's TIFF decoder.
@@ -20,9 +20,9 @@ class FileSize:
     """What decoding a file costs.
 
     Attributes:
-        is_jpeg: whether the decoder can shrink it while it decodes.
-        size_wh: width and height of the largest image that the decoder may make of it; None if only the
-            decoder can tell, as with TIFF and PDF, whose directories are anywhere in the file.
+        is_jpeg: whether the decoder can shrink the image while decoding.
+        size_wh: width and height of the largest image that the decoder may produce; None if only the decoder
+            can tell, as for TIFF and PDF, whose directories can be anywhere in the file.
         passes: how often the decoder passes over all pixels.
     """
 
@@ -32,10 +32,10 @@ class FileSize:
 
 
 def read_size(encoded: bytes | memoryview) -> FileSize | None:
-    """Return the size of a file in little time, whatever it contains; None if no decoder opens it.
+    """Return the size of a file quickly, whatever it contains; None if no decoder opens it.
 
-    Source: PNG 5, 11.2.2; GIF89a 18, 20; BITMAPCOREHEADER, BITMAPINFOHEADER; RFC 9649 2.5-2.7. It agrees with
-    Pillow 13: a PNG may have its header after other chunks, and a GIF a frame beyond its screen.
+    Source: PNG 5, 11.2.2; GIF89a 18, 20; BITMAPCOREHEADER, BITMAPINFOHEADER; RFC 9649 2.5-2.7. As in
+    Pillow 13, a PNG's header may follow other chunks, and a GIF's frame may extend beyond its screen.
     """
     head = bytes(encoded[:32])
     if head.startswith(jpeg.MAGIC):
@@ -54,7 +54,7 @@ def read_size(encoded: bytes | memoryview) -> FileSize | None:
 
 
 def has_pages(encoded: bytes | memoryview | object) -> bool:
-    """Return whether a file may have several pages, that is a PDF or a TIFF."""
+    """Return whether a file may have several pages, because it is a PDF or a TIFF."""
     return isinstance(encoded, (bytes, memoryview)) and (
         bytes(encoded[:4]).startswith(TIFF_MAGIC) or is_pdf(encoded)
     )
@@ -74,7 +74,7 @@ def _largest(sizes: Iterator[tuple[int, int] | None]) -> tuple[int, int] | None:
 
 
 def _png(encoded: memoryview) -> tuple[tuple[int, int] | None, bool]:
-    """Return the size, and whether it is interlaced: the decoder takes the last header before the pixels."""
+    """Return the size and whether it is interlaced; the decoder uses the last header before the pixels."""
     size_wh, is_interlaced = None, False
     for kind, data in islice(png.chunks(encoded), MAX_PARTS):
         if kind == b"IHDR" and len(data) >= png.HEADER.size:
@@ -119,7 +119,7 @@ def _webp_wh(head: bytes) -> tuple[int, int] | None:
     if len(head) < 30:
         return None
     match head[12:16]:
-        case b"VP8X":  # libwebp opens no file whose frames leave its canvas
+        case b"VP8X":  # libwebp rejects files whose frames exceed the canvas
             return _little(head[24:27]) + 1, _little(head[27:30]) + 1
         case b"VP8L":
             bits = _little(head[21:25])
@@ -136,7 +136,7 @@ def _little(field: bytes | memoryview, signed: bool = False) -> int:
     return int.from_bytes(field, "little", signed=signed)
 
 
-# Pixels whose decoding costs about as much as a small photo with its inference.
+# Pixels that cost about as much to decode as a small photo costs in total, with inference.
 PIXELS_PER_UNIT, PIXELS_PER_UNIT_OF_JPEG = 1_000_000, 8_000_000
 # Cost of an image whose size only the decoder can determine.
 UNKNOWN_WORK = 16
@@ -148,13 +148,13 @@ def work(encoded: bytes | memoryview, max_pixels: int | None = None) -> int:
     """Return the cost of an image in units of a small photo, at least 1.
 
     JPEGs are decoded at a fraction of their size; a pixel of another format costs about eight times as much.
-    Each scan of a progressive JPEG passes over all pixels. What is rejected without decoding costs 1.
+    Each scan of a progressive JPEG passes over all pixels. A file rejected without decoding costs 1.
     """
     return work_of(read_size(encoded), max_pixels)
 
 
 def work_of(found: FileSize | None, max_pixels: int | None = None) -> int:
-    """Return the cost of an image whose structure was already read, as `work` does."""
+    """Return the cost as `work` does, from a structure that was already read."""
     if found is None:
         return 1
     if found.size_wh is None:
