@@ -42,7 +42,7 @@ def start(tmp_path_factory, profile: str, allow_shm: bool = False) -> EmbeddedSe
     options = ServerOptions(
         profile=profile, ports=Ports(*free_ports(3)), token=TOKEN, allow_shm=allow_shm, flags=flags
     )
-    return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ)
+    return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ, log=print)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def text_server(tmp_path_factory):
     """A running server of the text models; it allows shared memory."""
     pytest.importorskip("cv2", reason="opencv is not installed: extra text")
     options = ServerOptions(TEXT_REPOSITORY, "cpu", ports=Ports(*free_ports(3)), allow_shm=True)
-    with EmbeddedServer(options, tmp_path_factory.mktemp("text"), os.environ) as running:
+    with EmbeddedServer(options, tmp_path_factory.mktemp("text"), os.environ, log=print) as running:
         yield running
 
 

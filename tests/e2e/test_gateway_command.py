@@ -107,7 +107,7 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
             over.set()
         refused = set().union(*(each.result() for each in flooding))
 
-    assert [status for status, _ in answers] == [200] * (1 + count)
+    assert [answer for status, answer in answers if status != 200] == []
     assert {answer["variant"] for _, answer in answers} <= {"v1", "v2"}
     assert refused <= {200, 400, 429, 504}
 
