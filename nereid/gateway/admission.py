@@ -551,15 +551,15 @@ class Slot:
         """Estimate how much longer the server works on a request whose caller has left.
 
         The server finishes a dispatched request without reporting it. The estimate is the key's mean time for
-        each unit declared, four times that for a large image, and at least `PATIENCE_S` for a large image or
-        a key whose requests are limited.
+        each unit declared, four times that for a large image. A large image, or a request of a key whose
+        requests are limited, takes at least `PATIENCE_S`; if it takes longer, it may take as long again.
         """
-        admission, costs = self._admission, self._admission.costs
+        admission, costs, spent_s = self._admission, self._admission.costs, self._in_flight_s()
         each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))
-        whole_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1)
+        rest_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1) - spent_s
         if self.is_large or costs.most_in_flight(self._owner, self._model) < sys.maxsize:
-            whole_s = max(whole_s, PATIENCE_S)
-        return max(0.0, min(whole_s, MAX_REST_S) - self._in_flight_s())
+            rest_s = max(rest_s, PATIENCE_S - spent_s, spent_s)
+        return max(0.0, min(rest_s, MAX_REST_S))
 
     def _in_flight_s(self) -> float:
         return max(0.0, self._admission._clock() - self._began_s)
