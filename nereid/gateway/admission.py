@@ -365,8 +365,8 @@ MAX_RETRY_AFTER_S = 30.0
 MAX_WAITING_PER_SLOT = 4
 # Maximum waiting large images per key; each can take several seconds.
 MAX_LARGE_WAITING = 4
-# A large image may take this many times longer than its pixels suggest, but little takes longer than a
-# route's deadline.
+# A large image may take this many times longer than its pixels suggest. A slot is held for at most
+# `MAX_REST_S` after its request has left.
 LARGE_MARGIN, MAX_REST_S = 4, 10.0
 
 

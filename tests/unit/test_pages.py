@@ -14,6 +14,7 @@ from PIL.TiffImagePlugin import AppendingTiffWriter
 from nereid.base.errors import InvalidImage
 from nereid.client.result_kind import Timings
 from nereid.tasks.read.result import PageSize, Reading, TextLine
+from nereid.vision.imaging import decode
 from nereid.vision.imaging.decode import Limits, upright_picture
 from tests.readers import encoded, page, reader
 from tests.tables import cases
@@ -94,6 +95,13 @@ def test_thumbnail_in_a_tiff_is_no_page():
     assert ([line.page for line in lines], len(reads.sizes_wh[0])) == ([1, 2, 2], 2)
 
 
+def test_tiff_of_many_images_is_refused(monkeypatch):
+    monkeypatch.setattr(decode, "MAX_FRAMES", 2)
+
+    with pytest.raises(InvalidImage, match="a TIFF of at most 2 images, got more"):
+        decode.pages_of(document(BLANK, BLANK, BLANK, form="TIFF"), 20)
+
+
 def test_reader_of_images_reads_the_first_page_of_a_tiff_and_no_pdf():
     first, refused = reader().read([document(WIDE, HIGH, form="TIFF"), document(WIDE)])
 
@@ -111,10 +119,11 @@ def test_reader_of_images_reads_the_first_page_of_a_tiff_and_no_pdf():
     encrypted=(encrypted(), "password"),
     damaged=(b"%PDF-1.7\n" + bytes(300), "PDF: Failed to load document"),
     large=(b"%PDF-1.7\n" + bytes(9_000_000), "expected at most 8 MiB"),
-    endless=(endless(), "opens within 2 s a page and 1024 MiB, but its process was killed by SIGKILL"),
+    endless=(endless(), "opens within 2 s a page and 8192 MiB, but its process was killed by SIGKILL"),
 )
 def test_document_that_is_refused(content, message, monkeypatch):
     monkeypatch.setattr(pdf, "MAX_PAGE_S", 2)
+    monkeypatch.setattr(pdf, "MAX_BYTES", 2**33)  # a fast machine needs 1 GiB for the endless one within 2 s
 
     (error,) = reader(Limits(max_image_bytes=8 * 2**20), max_pages=2).read([content])
 

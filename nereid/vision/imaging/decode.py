@@ -183,7 +183,8 @@ def pages_of(encoded: bytes, max_pages: int) -> list[int]:
                     break
     except Exception:  # the last frame was read; viewers also ignore an unreadable directory
         return pages
-    raise InvalidImage(f"expected a TIFF of at most {max_pages} pages, got more")
+    limit = f"{max_pages} pages" if len(pages) > max_pages else f"{MAX_FRAMES} images"
+    raise InvalidImage(f"expected a TIFF of at most {limit}, got more")
 
 
 def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Image:
