@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -37,9 +38,14 @@ UNUSED_S = 6.5
 
 
 def post(
-    address: str, key: str = "", image: bytes = COFFEE.read_bytes(), path: str = "/predict?variant=v1"
+    address: str,
+    key: str = "",
+    image: bytes = COFFEE.read_bytes(),
+    path: str = "/predict?variant=v1",
+    timeout_s: int = 10,
 ) -> tuple[int, dict]:
-    headers = {"Content-Type": "image/jpeg"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    headers = {"Content-Type": "image/jpeg", "X-Request-Timeout-Ms": str(timeout_s * 1000)}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(address + path, image, headers)
     try:
         with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
@@ -99,10 +105,12 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
         return statuses
 
     with gateway(tmp_path / "log", *words) as (_, address), ThreadPoolExecutor(48) as pool:
-        first = post(address, steady, photo.read_bytes(), path)
+        # The label alone takes a second, so the default of 10 s is too little on a busy machine.
+        answer = partial(post, address, steady, photo.read_bytes(), path, timeout_s=30)
+        first = answer()
         flooding = [pool.submit(flood, address, image) for image in files for _ in range(12)]
         try:
-            answers = [first, *(post(address, steady, photo.read_bytes(), path) for _ in range(count))]
+            answers = [first, *(answer() for _ in range(count))]
         finally:
             over.set()
         refused = set().union(*(each.result() for each in flooding))
