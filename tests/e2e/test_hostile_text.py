@@ -69,7 +69,7 @@ def outcome(client: httpx.Client, address: str, image: bytes) -> str:
 
 
 def send_all(text_server, images) -> list[tuple[str, str]]:
-    address = f"http://{url(text_server, 'http')}/v2/models/read_text/infer"
+    address = f"http://{url(text_server, 'http')}/v2/models/read_text_v1/infer"
     with httpx.Client(timeout=WATCHDOG_S) as client, ThreadPoolExecutor(CALLERS) as pool:
         return list(pool.map(lambda named: (named[0], outcome(client, address, named[1])), images))
 

@@ -304,7 +304,9 @@ class Gateway:
 
     def send(self, path: str, body: bytes | None = None, kind: str = "image/png") -> Any:
         address = f"http://127.0.0.1:{self.ports['http']}{path}"
-        request = urllib.request.Request(address, body, {"Content-Type": kind})
+        # A document takes seconds, so the default of 10 s is too little on a busy machine.
+        headers = {"Content-Type": kind, "X-Request-Timeout-Ms": "30000"}
+        request = urllib.request.Request(address, body, headers)
         try:
             with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
                 return answer.status, answer.headers["content-type"], answer.read()
