@@ -50,6 +50,8 @@ def tracking(*lines):
     ([line("(00) 0 0012345 000000002 7")], SSCC),
     ([line("运单号SF1234567890123收件人")], "SF1234567890123"),
     ([line("运单号:SF 1234 5678 9012 3")], "SF1234567890123"),
+    ([line("追踪号：JDVA12345678901-1-1-")], "JDVA12345678901"),
+    ([line("KQ 1234 5678 5GB")], "KQ123456785GB"),
     ids=lambda value: repr(value)[:40],
 )
 def test_number_is_found(lines, value):
@@ -87,6 +89,21 @@ def test_part_of_a_number_is_not_a_number():
     assert tracking(line("运单号:5F 1234 5678 9012 3")).value is None
     assert tracking(line("TRK# 1234.5678 9012")).value is None
     assert tracking(line("TRK# 1234 5678 9012"), line("3", left=260)).value == "123456789012"
+
+
+@rows(
+    ([], True),
+    ([line("5967 87", top=54)], False),
+    ([line("5967 87", left=310, top=30)], False),
+    ([line("5967 Main St", top=54)], True),
+    ([line("5967 87", top=110)], True),
+)
+def test_number_that_may_go_on_is_not_certain(others, is_certain):
+    number = [line("Tracking Number:", confidence=0.99), line("9460 2447 1029 1100", 0, 30, confidence=0.99)]
+
+    found = tracking(*number, *others)
+
+    assert (found.value, found.certain) == ("9460244710291100", is_certain)
 
 
 def test_wrong_number_is_shown_as_such():

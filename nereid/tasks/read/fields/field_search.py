@@ -11,7 +11,7 @@ import numpy as np
 from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.corrections import CharacterCorrection, Match, NumberReading, read_number
 from nereid.tasks.read.fields.labels import Labels, Nearness
-from nereid.tasks.read.fields.rows import Row, row_of_barcode, rows_of
+from nereid.tasks.read.fields.rows import Row, continued, row_of_barcode, rows_of
 from nereid.tasks.read.fields.shapes import VALUE
 from nereid.tasks.read.fields.specification import (
     FieldRule,
@@ -131,6 +131,7 @@ class FieldCandidate:
         base: evidence from the format and the checksum.
         sources: where it was read: `text`, `barcode` or both.
         part: evidence for a part of it with a valid checksum, which may be the actual number.
+        is_continued: whether it may be part of a number that another row begins or ends.
     """
 
     reading: NumberReading
@@ -142,6 +143,7 @@ class FieldCandidate:
     base: float = 0.0
     sources: tuple[str, ...] = _TEXT
     part: float = -np.inf
+    is_continued: bool = False
 
     @property
     def claim(self) -> tuple[bool, float]:
@@ -174,7 +176,7 @@ class FieldCandidate:
         is_valid = self.reading.valid is True
         if len(self.sources) > 1:
             return self.evidence >= BARCODE + AGREED and (is_valid or self.nearness.is_labelled)
-        if self.part > self.evidence - AHEAD:
+        if self.part > self.evidence - AHEAD or self.is_continued:
             return False
         is_read = self.sources == _BARS or (self.reading.covered and self.confidence >= CONFIDENT)
         return is_valid and is_read and self.base >= CHECK_DIGIT and self.evidence >= CERTAIN
@@ -283,7 +285,7 @@ def find_candidates(
 
 
 def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, FieldCandidate]:
-    labels = Labels(rows, rule)
+    labels, (goes_on, has_begun) = Labels(rows, rule), continued(rows)
     said = frozenset(part for row in codes for part in _said(row.text))
     found: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
@@ -314,6 +316,11 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             carrier if match.evidence >= CHECK_DIGIT else "",
             match.evidence,
             sources,
+            is_continued=number < len(rows)
+            and bool(
+                (goes_on[number] and not _GROUP.search(row.text, end))
+                or (has_begun[number] and not _GROUP.search(row.text[:start]))
+            ),
         )
         is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
         is_kept = nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate)

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -17,6 +17,9 @@ MAX_LINE_CHARACTERS = 256
 MAX_GAP, MAX_OFFSET, MAX_HEIGHT_RATIO = 1.5, 0.5, 1.8
 # How far the next box may begin before the end of this one.
 MAX_OVERLAP = 0.8
+# Digits this near to a row, below or at its right, may belong to its last number.
+NEXT_LINE, NEXT_BOX = 1.0, 6.0
+_DIGITS = re.compile(r"[\d\s-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,33 @@ def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
             number = following.get(number)
         found.append(Row(" ".join(each.text for each in pieces), tuple(pieces)))
     return found
+
+
+def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Return, for each row, whether its last number may go on in another row, and its first begin in one.
+
+    The second row has digits only, in the same size, right below the first one or farther to its right.
+    """
+    places = np.array([astuple(row.place(0, len(row.text))) for row in rows]).reshape(-1, 4)
+    left, top, right, bottom = places.T
+    height, middle = np.maximum(bottom - top, 1.0), (top + bottom) / 2
+    lower, higher = np.minimum.outer(height, height), np.maximum.outer(height, height)
+    below, gap = (top - bottom[:, None]) / lower, (left - right[:, None]) / lower
+    is_below = (below >= -MAX_OFFSET) & (below <= NEXT_LINE) & (left < right[:, None])
+    is_below &= left >= left[:, None] - lower
+    is_right = (gap >= 0) & (gap <= NEXT_BOX) & (np.abs(middle - middle[:, None]) <= MAX_OFFSET * lower)
+    are_digits = np.array([bool(_DIGITS.fullmatch(row.text)) for row in rows], bool)
+    goes_on = (is_below | is_right) & (higher <= MAX_HEIGHT_RATIO * lower)
+    goes_on &= are_digits
+    goes_on &= np.array([row.text[:1].isdigit() for row in rows], bool)
+    goes_on &= np.array([row.text[-1:].isdigit() for row in rows], bool)[:, None]
+    for first, second in np.argwhere(goes_on).tolist():
+        last, next_digits = (
+            re.sub(r"\D", "", re.split(r"[^\d\s-]", rows[each].text)[-1]) for each in (first, second)
+        )
+        # The same number, alone and within a longer one, as FedEx prints it.
+        goes_on[first, second] = last not in next_digits and next_digits not in last
+    return goes_on.any(axis=1), goes_on.any(axis=0)
 
 
 def row_of_barcode(text: str, box: np.ndarray) -> Row:
