@@ -131,6 +131,7 @@ def test_examples_are_found_beside_their_label(form, carrier):
     bars_without_a_label=(["TO: A"], [FEDEX], (None, None)),
     bars_beside_a_label_with_number=([f"TRK# {OTHER_FEDEX}"], [FEDEX], (OTHER_FEDEX, True, "label+checksum")),
     bars_without_a_check=(["TRK#"], [ZTO], (None, None)),
+    bars_are_not_corrected=(["TRK#"], ["24171862018601S"], (None, None)),
     group_beside_the_number=(
         ["N° de suivi", "4843 7431 3561 024"],
         [],

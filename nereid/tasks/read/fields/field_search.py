@@ -295,9 +295,10 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
         for each in readings_in(row, rule, labels.named)
     )
     for number, row, (start, end, match, is_part) in islice(readings, MAX_CANDIDATES):
-        if match.reading.corrections and match.evidence < 0:
+        is_code = number >= len(rows)
+        if match.reading.corrections and (is_code or match.evidence < 0):  # bars are not misread
             continue
-        if number >= len(rows):
+        if is_code:
             nearness, sources = Nearness(), _BARS
         else:
             nearness = labels.nearness(row, number, start, end)
@@ -316,7 +317,7 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             carrier if match.evidence >= CHECK_DIGIT else "",
             match.evidence,
             sources,
-            is_continued=number < len(rows)
+            is_continued=not is_code
             and bool(
                 (goes_on[number] and not _GROUP.search(row.text, end))
                 or (has_begun[number] and not _GROUP.search(row.text[:start]))
