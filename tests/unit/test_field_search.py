@@ -95,11 +95,16 @@ def test_part_of_a_number_is_not_a_number():
     ([], True),
     ([line("5967 87", top=54)], False),
     ([line("5967 87", left=310, top=30)], False),
+    ([line("29", top=54)], False),
+    ([line("5967 87 C", top=78)], False),
     ([line("5967 Main St", top=54)], True),
     ([line("5967 87", top=110)], True),
 )
 def test_number_that_may_go_on_is_not_certain(others, is_certain):
-    number = [line("Tracking Number:", confidence=0.99), line("9460 2447 1029 1100", 0, 30, confidence=0.99)]
+    number = [
+        line("Tracking Number:", confidence=0.99),
+        line("9460 2447 1029 1100 -", 0, 30, confidence=0.99),
+    ]
 
     found = tracking(*number, *others)
 

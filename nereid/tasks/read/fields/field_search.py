@@ -270,8 +270,8 @@ def find_candidates(
     A text that matches several fields is assigned to the one with a valid checksum, else the nearest label.
     """
     rows = rows_of(lines)
-    bars = [row_of_barcode(*each) for each in barcodes]
-    found = {rule.name: _candidates(rows, bars, rule) for rule in specification.fields}
+    bars, is_continued = [row_of_barcode(*each) for each in barcodes], continued(rows)
+    found = {rule.name: _candidates(rows, bars, is_continued, rule) for rule in specification.fields}
     best: dict[Span, tuple[bool, float]] = {}
     for candidates in found.values():
         for key, candidate in candidates.items():
@@ -284,8 +284,10 @@ def find_candidates(
     }
 
 
-def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, FieldCandidate]:
-    labels, (goes_on, has_begun) = Labels(rows, rule), continued(rows)
+def _candidates(
+    rows: Sequence[Row], codes: Sequence[Row], is_continued: tuple[np.ndarray, np.ndarray], rule: FieldRule
+) -> Mapping[Span, FieldCandidate]:
+    labels, (goes_on, has_begun) = Labels(rows, rule), is_continued
     said = frozenset(part for row in codes for part in _said(row.text))
     found: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}

@@ -18,8 +18,11 @@ MAX_GAP, MAX_OFFSET, MAX_HEIGHT_RATIO = 1.5, 0.5, 1.8
 # How far the next box may begin before the end of this one.
 MAX_OVERLAP = 0.8
 # Digits this near to a row, below or at its right, may belong to its last number.
-NEXT_LINE, NEXT_BOX = 1.0, 6.0
-_DIGITS = re.compile(r"[\d\s-]*")
+NEXT_LINE, NEXT_BOX = 1.5, 6.0
+# A line of digits, perhaps with a letter or two behind them, and digits at the end of a line.
+_DIGITS, _LAST_DIGITS = re.compile(r"\d[\d\s-]*[A-Z]{0,2}"), re.compile(r"\d[\d\s-]*[\s.·-]*$")
+# A number this long may be printed alone and within a longer one, as FedEx does.
+MIN_CONTAINED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
 def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each row, whether its last number may go on in another row, and its first begin in one.
 
-    The second row has digits only, in the same size, right below the first one or farther to its right.
+    The other row is of the same size, right below or farther to the right, and has digits only, or up to two
+    letters behind them.
     """
     places = np.array([astuple(row.place(0, len(row.text))) for row in rows]).reshape(-1, 4)
     left, top, right, bottom = places.T
@@ -149,18 +153,19 @@ def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     is_below = (below >= -MAX_OFFSET) & (below <= NEXT_LINE) & (left < right[:, None])
     is_below &= left >= left[:, None] - lower
     is_right = (gap >= 0) & (gap <= NEXT_BOX) & (np.abs(middle - middle[:, None]) <= MAX_OFFSET * lower)
-    are_digits = np.array([bool(_DIGITS.fullmatch(row.text)) for row in rows], bool)
+    tails = [_LAST_DIGITS.search(row.text) for row in rows]
+    heads = [_DIGITS.fullmatch(row.text) for row in rows]
     goes_on = (is_below | is_right) & (higher <= MAX_HEIGHT_RATIO * lower)
-    goes_on &= are_digits
-    goes_on &= np.array([row.text[:1].isdigit() for row in rows], bool)
-    goes_on &= np.array([row.text[-1:].isdigit() for row in rows], bool)[:, None]
+    goes_on &= np.array([each is not None for each in heads], bool)
+    goes_on &= np.array([each is not None for each in tails], bool)[:, None]
     for first, second in np.argwhere(goes_on).tolist():
-        last, next_digits = (
-            re.sub(r"\D", "", re.split(r"[^\d\s-]", rows[each].text)[-1]) for each in (first, second)
-        )
-        # The same number, alone and within a longer one, as FedEx prints it.
-        goes_on[first, second] = last not in next_digits and next_digits not in last
+        short, long = sorted((_digits(tails[first]), _digits(heads[second])), key=len)
+        goes_on[first, second] = len(short) < MIN_CONTAINED or short not in long
     return goes_on.any(axis=1), goes_on.any(axis=0)
+
+
+def _digits(match: re.Match[str] | None) -> str:
+    return re.sub(r"\D", "", match[0]) if match else ""
 
 
 def row_of_barcode(text: str, box: np.ndarray) -> Row:
