@@ -18,7 +18,9 @@ import pytest
 from nereid.base import files
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.publish import drop_folder, watch
+from nereid.models.publish.candidate import Description, write_description
 from nereid.models.publish.examination import Gates
+from nereid.repository.checksums import digest
 from nereid.server.control import NotReached
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.tables import cases, rows
@@ -676,6 +678,16 @@ def test_newest_version_is_not_published_again(repository, tmp_path, place):
 
     assert publish_to(repository)("net", source) == ("net", 1)
     assert [each.name for each in sorted((repository / "net").iterdir())] == ["1", "config.pbtxt"]
+
+
+def test_newest_version_that_was_adapted_is_not_published_again(repository, tmp_path):
+    """The dropped file is the one before the changes."""
+    version, dropped = repository / "net" / "1", tmp_path / "net.onnx"
+    shutil.copyfile(version / "model.onnx", dropped)
+    write_description(version, Description("net.onnx", digest(dropped)))
+    (version / "model.onnx").write_bytes(b"adapted")
+
+    assert publish_to(repository)("net", dropped) == ("net", 1)
 
 
 def test_server_is_looked_up_for_each_publication(repository):

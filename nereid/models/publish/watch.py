@@ -14,6 +14,7 @@ from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.processes import StopFlag
 from nereid.base.watched_folder import POLL_S, changes
 from nereid.models.publish import publisher
+from nereid.models.publish.candidate import DESCRIPTION, read_description
 from nereid.models.publish.drop_folder import DropFolder, Publish, TemporaryFailure, WriteLine, journal_of
 from nereid.models.publish.engine import locked_repository
 from nereid.models.publish.examination import ExaminationFailed, Gates
@@ -64,12 +65,23 @@ def _temporary(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def _find_published(network: PublishedNetwork, source: Path) -> int:
-    """Return the newest served version of a network if it has the same files as `source`, else 0."""
+    """Return the newest served version of a network if it was published from `source`, else 0."""
     version = max(network.served(), default=0)
-    own = _digests_below(network.folder / str(version)) if version else set()
+    own = _published_digests(network, version) if version else set()
     theirs = _digests_below(source)
     networks = _networks_of(source) if source.is_dir() else theirs
     return version if networks and networks <= own <= theirs else 0
+
+
+def _published_digests(network: PublishedNetwork, version: int) -> set[str]:
+    """Return the digests of the files that a version was published from, before its network was changed."""
+    folder = network.folder / str(version)
+    own = _digests_below(folder)
+    if described := read_description(folder):
+        adapted = network_path(folder, network.config(version).document)
+        own -= {digest(path) for path in (folder / DESCRIPTION, adapted) if path.is_file()}
+        own.add(described.sha256)
+    return own
 
 
 def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
