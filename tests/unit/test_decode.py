@@ -416,15 +416,21 @@ def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
     return encoded[:place] + more + encoded[place:]
 
 
+HARMLESS = {
+    "before_the_scan": lambda good: insert(good, 0xDA, b"\x12\x34\x56"),
+    "a_short_segment": lambda good: insert(good, 0xDB, b"\xff\xe5\0\1"),
+    "a_profile_behind_the_frame": lambda good: insert(good, 0xC4, b"\xff\xe2\0\x12ICC_PROFILE\0\1\1xx"),
+    "broken_EXIF": lambda good: insert(good, 0xDB, b"\xff\xe1\0\x10Exif\0\0garbage!"),
+    "an_unknown_revision": lambda good: good.replace(b"JFIF\0\1", b"JFIF\0\3", 1),
+    "an_unknown_transform": lambda good: insert(good, 0xDB, b"\xff\xee\0\x0eAdobe\0d\0\0\0\0\7"),
+}
+
+
 @cases(
     "change",
+    **HARMLESS,
     before_the_end=lambda good: good[:-2] + b"\0\0" + good[-2:],
     before_the_end_and_a_film=lambda good: good[:-2] + bytes(99) + good[-2:] + b"\0\xff\xda\0\2",
-    before_the_scan=lambda good: insert(good, 0xDA, b"\x12\x34\x56"),
-    a_short_segment=lambda good: insert(good, 0xDB, b"\xff\xe5\0\1"),
-    a_profile_behind_the_frame=lambda good: insert(good, 0xC4, b"\xff\xe2\0\x12ICC_PROFILE\0\1\1xx"),
-    broken_EXIF=lambda good: insert(good, 0xDB, b"\xff\xe1\0\x10Exif\0\0garbage!"),
-    an_unknown_revision=lambda good: good.replace(b"JFIF\0\1", b"JFIF\0\3", 1),
     behind_the_end=lambda good: good + b"junk",
 )
 @pytest.mark.parametrize("shrink", [1, 4])
@@ -454,6 +460,14 @@ def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage():
 
     with pytest.raises(InvalidImage, match="is damaged"):
         decode(cut)
+
+
+@cases("change", **HARMLESS)
+def test_harmless_header_does_not_hide_missing_pixels(change):
+    good = change(encode(gradient(256, 256), "JPEG", quality=95))
+
+    with pytest.raises(InvalidImage, match="is damaged"):
+        decode(good[: len(good) * 2 // 3] + b"\xff\xd9")
 
 
 def test_cmyk_jpeg_is_decoded_scaled():

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -234,7 +234,7 @@ def _walk_jpeg(encoded: bytes) -> bytes:
         InvalidImage: it has too many scans or segments, which cost the decoder time.
     """
     exif, components, scans = b"", None, 0
-    for marker, payload in jpeg.segments(encoded):
+    for marker, _, payload in jpeg.segments(encoded):
         if marker in jpeg.START_OF_FRAME:
             components = payload[5:6] if marker in jpeg.SEQUENTIAL else None
         elif marker == jpeg.APP1 and payload.startswith(EXIF):
@@ -275,25 +275,17 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
         try:
             simplejpeg.decode_jpeg_header(image.encoded)
         except Exception:  # it warned about the header, and decoded nothing
-            return _decode_with_pillow(image, shrink)
-        if not any(marker == jpeg.END_OF_IMAGE for marker, _ in jpeg.segments(image.encoded)):
+            plain = jpeg.without_extras(image.encoded)
+            if plain == image.encoded:
+                raise _damaged(image, error) from None
+            return _decode_jpeg(replace(image, encoded=plain), shrink, buffers)
+        if not any(marker == jpeg.END_OF_IMAGE for marker, *_ in jpeg.segments(image.encoded)):
             raise _damaged(image, "it ends too early") from None
         pixels = memory.reshape(height, width, -1)  # complete, because the warning came at the end
     if image.colorspace == "CMYK":  # JPEGs store the complement
         np.subtract(255, pixels, out=pixels)
         return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))
     return pixels
-
-
-def _decode_with_pillow(image: EncodedImage, shrink: int) -> np.ndarray:
-    """Decode a JPEG with junk before its pixels, which simplejpeg does not tolerate."""
-    try:
-        opened = Image.open(io.BytesIO(image.encoded), formats=["JPEG"])
-        width, height = (max(1, side // shrink) for side in image.size_wh)
-        opened.draft(None, (width, height))
-        return _to_rgb(opened, (0, 0, 0))
-    except Exception as error:  # on damaged files Pillow's parsers raise many types
-        raise _damaged(image, error) from None
 
 
 def _damaged(image: EncodedImage, error: object) -> InvalidImage:

@@ -11,7 +11,10 @@ MAGIC = b"\xff\xd8\xff"
 # Encoders write few segments and about ten scans; each scan costs a pass over the whole image.
 MAX_SCANS = 32
 MAX_SEGMENTS = 4_096
-START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN, APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
+APP0, APP1, APP14, APP15, COMMENT = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE
+# In the payload of APP0, the major revision follows this; in that of APP14, six bytes and the transform do.
+JFIF, ADOBE = b"JFIF\0", b"Adobe"
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 # Markers, except those without a length that occur between and inside scans.
@@ -21,8 +24,8 @@ _SCAN = re.compile(rb"\xff\xda")
 _MAX_JUNK_BYTES = 2**16
 
 
-def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the marker and payload of each segment up to the end marker, whose payload is empty.
+def segments(encoded: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the marker and the payload's place and bytes of each segment, up to the end marker, without one.
 
     Raises:
         InvalidImage: it has more than `MAX_SEGMENTS`.
@@ -33,7 +36,7 @@ def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
         if not found or (marker := found[0][1]) == START_OF_IMAGE:
             return
         if marker == END_OF_IMAGE:
-            yield marker, b""
+            yield marker, found.end(), b""
             return
         if number == MAX_SEGMENTS:
             raise InvalidImage(
@@ -41,7 +44,30 @@ def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
             )
         begin = found.end() + 2
         place = found.end() + max(2, int.from_bytes(encoded[begin - 2 : begin]))
-        yield marker, encoded[begin:place]
+        yield marker, begin, encoded[begin:place]
+
+
+def without_extras(encoded: bytes) -> bytes:
+    """Return a JPEG without the parts of its header that change no pixel, such as profiles, or junk.
+
+    After the decoder's warning of such a part, it would not tell that image data is missing.
+    """
+    frames = (payload for marker, _, payload in segments(encoded) if marker in START_OF_FRAME)
+    # The decoder assumes these for one that it does not know. Source: libjpeg, jdapimin.c.
+    transform = b"\2" if next(frames, b"")[5:6] == b"\4" else b"\1"
+    parts = [encoded[: len(MAGIC) - 1]]
+    for marker, begin, payload in segments(encoded):
+        if marker == START_OF_SCAN:
+            parts.append(encoded[begin - 4 :])
+            break
+        if marker == APP0 and payload.startswith(JFIF):
+            payload = JFIF + b"\1" + payload[6:]
+        elif marker == APP14 and payload.startswith(ADOBE) and payload[11:12] not in (b"", b"\0"):
+            payload = payload[:11] + transform
+        elif APP0 <= marker <= APP15 or marker == COMMENT:
+            continue
+        parts += bytes((0xFF, marker)), (len(payload) + 2).to_bytes(2), payload
+    return b"".join(parts)
 
 
 def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] | None:
