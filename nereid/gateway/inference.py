@@ -42,6 +42,7 @@ from nereid.gateway.v2.inference_body import (
 from nereid.vision.imaging.formats.size import FileSize
 
 if TYPE_CHECKING:
+    from nereid.gateway.admission import Slot
     from nereid.gateway.http.http_request import GatewayRequest
     from nereid.gateway.models import OfferedModel
     from nereid.gateway.settings import Settings
@@ -363,12 +364,15 @@ async def _admit_and_send(
     result = None
     try:
         result = await send(gateway.triton, call, request.left_s, trace)
-    except (TimeoutError, asyncio.CancelledError) as error:  # the server is still computing it
-        asyncio.get_running_loop().call_later(slot.abandoned_work_s(), slot.release)
+    except (TimeoutError, asyncio.CancelledError) as error:
+        _release_later(slot)
         if isinstance(error, TimeoutError):
             raise request.late() from None
         raise
     except BaseException as error:
+        if isinstance(error, Failure) and error.code == "deadline_exceeded":
+            _release_later(slot)  # a route answers before its variant has
+            raise
         if isinstance(error, Failure) and error.code == "overloaded":
             slot.rejected()
             error.retry_after_s = admission.retry_after_s()
@@ -381,6 +385,11 @@ async def _admit_and_send(
             spans.add("inference", call.stages_s["inference"], span)
     slot.answered()
     return result
+
+
+def _release_later(slot: "Slot") -> None:
+    """Release the slot of a late request when the server has probably computed it."""
+    asyncio.get_running_loop().call_later(slot.abandoned_work_s(), slot.release)
 
 
 async def send(

@@ -101,26 +101,29 @@ def test_batch_of_large_images_is_answered():
     assert [result.get("error") for result in answer.json()["results"]] == [None] * (MAX_LARGE_WAITING + 4)
 
 
+@cases("is_cancelled", by_client=True, late_for_route=False)
 @asynchronous
-async def test_cancelled_request_keeps_its_slot_for_a_while():
-    """The server still computes a cancelled request, so its slot stays occupied."""
-    upstream = Upstream()
+async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cancelled):
+    """The server still computes a request that is cancelled, or late for its route."""
+    upstream = Upstream(errors.ServerFailed("deadline exceeded: variant 'v2' has not responded in 9 ms"))
     now = [0.0]
     made = replace(gateway(upstream), admission=Admission(8, lambda: now[0]))
 
     slot = await made.admission.take(9)
     now[0] += 30
     slot.answered()  # the mean round trip is 30 s
-    upstream.gate.clear()
+    if is_cancelled:
+        upstream.gate.clear()
     caller = Caller(made, headers=[(b"x-request-timeout-ms", b"60000")])
     task = caller.start()
     await asyncio.sleep(0.01)
-    caller.disconnect()
+    if is_cancelled:
+        caller.disconnect()
     await task
     await asyncio.sleep(0.01)
 
     assert not task.cancelling()
-    assert (made.admission.in_flight, upstream.cancelled) == (1, 1)
+    assert (made.admission.in_flight, upstream.cancelled) == (1, is_cancelled)
 
 
 @asynchronous
