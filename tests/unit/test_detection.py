@@ -127,6 +127,13 @@ def matrix(*dims: int, name: str = "output0") -> NetworkOutput:
 
 
 DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
+RF_DETR = [matrix(300, 4, name="dets"), matrix(300, 3, name="labels")]
+ULTRA_FACE = [matrix(4420, 2, name="scores"), matrix(4420, 4, name="boxes")]
+TENSORFLOW_DIMS = {"boxes": (100, 4), "scores": (100,), "classes": (100,)}
+TENSORFLOW_IN_SCOPE = [
+    matrix(*dims, name=f"model/detection_{name}:0") for name, dims in TENSORFLOW_DIMS.items()
+]
+TENSORFLOW_IN_SCOPE.append(matrix(name="model/num_detections:0"))
 
 
 @cases(
@@ -138,6 +145,9 @@ DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
     rt_detr_of_Ultralytics=([matrix(300, 84)], 80, "rtdetr"),
     yolo_nas=([matrix(8400, 4, name="904"), matrix(8400, 80, name="913")], 80, "yolonas"),
     rt_detr=([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
+    yolov3_tiny=([matrix(84, 2000)], 0, "yolov8"),
+    yolov8_p2=([matrix(84, 34000)], 0, "yolov8"),
+    tensorflow_in_a_scope=(TENSORFLOW_IN_SCOPE, 0, "tensorflow"),
 )
 def test_certain_heads_are_found(outputs, labels, name):
     assert find_head(outputs, Frame(640, 640), labels=labels).name == name
@@ -156,9 +166,14 @@ def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
         find_head(outputs, Frame(640, 640), name)
 
 
-def test_few_labels_may_be_columns_or_one_number():
-    with pytest.raises(UnknownHead, match=r"rtdetr: .*; nms: "):
-        find_head([matrix(300, 6)], Frame(640, 640), labels=2)
+@cases(
+    columns_or_one_number=([matrix(300, 6)], 2, r"rtdetr: .*; nms: "),
+    anchors_or_queries=(ULTRA_FACE, 1, "uncertain layout"),
+    sigmoid_or_softmax=(RF_DETR, 2, "uncertain layout"),
+)
+def test_labels_leave_several_heads(outputs, labels, message):
+    with pytest.raises(UnknownHead, match=message):
+        find_head(outputs, Frame(640, 640), labels=labels)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])

@@ -60,6 +60,7 @@ def test_photo_without_an_object_is_noted(found_objects):
 @cases(
     mask_coefficients_as_scores=([(LEFT, 150.0, 0)], "expected scores up to 1, got 150"),
     fractions_as_pixels=([((0.1, 0.2, 0.5, 0.6), 0.9, 0)], "expected boxes in pixels, got 1 smaller"),
+    pixels_as_fractions=([((640.0, 640.0, 3200.0, 2560.0), 0.9, 0)], "expected boxes within 64 x 64 pixels"),
 )
 def test_outputs_of_another_head_are_refused(objects, message, found_objects):
     with pytest.raises(Rejected, match=message):

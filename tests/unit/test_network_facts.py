@@ -146,6 +146,17 @@ LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "
         {"resize": "exact"} | LEVELS,
         (800, 800),
     ),
+    mobilevit=(
+        {"do_rescale": True, "size": {"height": 256, "width": 256}, "do_flip_channel_order": True},
+        {
+            "resize": "exact",
+            "scale": "0.00392156862745098",
+            "interpolation": "bilinear",
+            "color_order": "BGR",
+        },
+        (256, 256),
+    ),
+    efficientnet=(EDGES | {"size": 224, "rescale_offset": True}, {}, (0, 0)),
     both_sides_then_a_crop=(
         EDGES | {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
         {},

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import ServingError
 from nereid.models.publish.examination import (
@@ -21,6 +23,8 @@ from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects
 
 SCORE_SLACK = 0.01  # of half precision
+# A typical box is at most this many times the size of the network's input.
+MAX_SIDE = 4
 # Number of objects that a survey shows per image.
 SHOWN = 10
 # An object that falls below the threshold is searched for down to this fraction of it: a score that changes
@@ -98,6 +102,12 @@ class ComparedObjects:
         if len(sides) and sides.max() < 1:
             raise Rejected(
                 f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"
+            )
+        size_wh = head.frame.width_px, head.frame.height_px
+        if len(sides) and (np.median(sides, axis=0) > MAX_SIDE * np.array(size_wh)).any():
+            raise Rejected(
+                f"{sample.name}: expected boxes within {size_wh[0]} x {size_wh[1]} pixels, got a side of "
+                f"{sides.max():.0f}: {fix}"
             )
 
     def _find(self, detector: ObjectFinder, sample: NetworkInput, outputs: Arrays) -> Objects:

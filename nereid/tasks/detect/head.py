@@ -19,8 +19,9 @@ from nereid.tasks.detect.layouts import (
     used_rows,
 )
 
-# Networks for large images have a fourth grid. Source: ultralytics/yolov5, models/hub/yolov5s6.yaml.
-GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64))
+# Networks for large images have a fourth grid, those for small objects another one, and tiny networks two.
+# Source: ultralytics, cfg/models: v8/yolov8-p6.yaml, v8/yolov8-p2.yaml and v3/yolov3-tiny.yaml.
+GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64), (4, *STRIDES_PX), (16, 32))
 # Exports with built-in NMS return fewer rows; a network without NMS has more anchors.
 MAX_SUPPRESSED_ROWS = 1000
 
@@ -137,7 +138,11 @@ def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: Frame, labels:
     if name == "yolov8":
         return first[1] in cells and first[0] not in cells | anchored
     if name in ("detr", "detr_sigmoid"):
-        return bool(labels) and first[1] == labels + (name == "detr") and first[0] not in cells
+        # RF-DETR has such names, and one column more than classes without a softmax.
+        if name == "detr" and {each.name for each in roles} == {"dets", "labels"}:
+            return False
+        is_short = first[0] <= MAX_SUPPRESSED_ROWS and first[0] not in cells
+        return bool(labels) and first[1] == labels + (name == "detr") and is_short
     if name == "yolonas":
         return first[0] in cells
     if name == "rtdetr":

@@ -272,7 +272,7 @@ def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, 
 
 
 def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
-    by_name = {each.name.partition(":")[0]: each for each in outputs}
+    by_name = {each.name.rpartition("/")[2].partition(":")[0]: each for each in outputs}
     return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
 
 

@@ -215,12 +215,17 @@ def _transformers(config: Mapping[str, Any]) -> Noted | None:
     if not any(key in config for key in ("do_resize", "do_normalize", "do_rescale", "image_mean")):
         return None
     origin = "'preprocessor_config.json' next to the file"
+    for key in ("rescale_offset", "include_top"):  # a second normalisation
+        if config.get(key):
+            return Noted(origin=origin, problem=f"{origin} has {key}")
     scale = float(config.get("rescale_factor") or 1 / 255) if config.get("do_rescale", True) else 1.0
     if config.get("do_normalize", "image_mean" in config):
         parameters = _numbers(config["image_mean"], config["image_std"], 1 / scale)
     else:
         parameters = {"scale": f"{scale:.15g}"}
     parameters["interpolation"] = FILTERS[config.get("resample", 2)]
+    if config.get("do_flip_channel_order"):
+        parameters["color_order"] = "BGR"
     given = config.get("size", {})
     size: Mapping[str, int] = given if isinstance(given, dict) else {"shortest_edge": int(given)}
     shorter = size.get("shortest_edge")
