@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -277,6 +278,7 @@ def label_expression(labels: tuple[str, ...]) -> re.Pattern[str]:
 
     Punctuation may be missing, or read as another character: `TRK#` is often read as `TRKB`.
     """
-    words = sorted((re.sub(r"\s", "", each) for each in labels), key=len, reverse=True)
+    found = (re.sub(r"\s", "", unicodedata.normalize("NFKC", each)) for each in labels)
+    words = sorted(found, key=len, reverse=True)
     texts = [r"\s?".join(each if each.isalnum() else r"\S?" for each in word) for word in words]
-    return re.compile(rf"(?<![0-9A-Za-z/@])(?:{'|'.join(texts)})(?!(?<=[A-Za-z])[A-Za-z])", re.IGNORECASE)
+    return re.compile(rf"(?<![0-9A-Za-z@])(?:{'|'.join(texts)})(?!(?<=[A-Za-z])[A-Za-z])", re.IGNORECASE)
