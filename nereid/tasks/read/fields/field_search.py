@@ -30,6 +30,8 @@ _GROUP = re.compile(r"[0-9A-Za-z]+")
 # A full stop may be dirt or a decimal point, so it separates only formats that need no label.
 _STOPS = re.compile(r"[.·]")
 _SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*")
+# Of several parcels, at the end of a line: `1 of 2`, `(1/2)`.
+_COUNT = re.compile(r"(?<=[\s(])([1-9]\d?)\s?(?:/|of|von|de|di|van)\s?([1-9]\d?)\)?\s*$", re.IGNORECASE)
 # Telephone numbers and dates, which digits without letters may be.
 _OTHER_KINDS = re.compile(
     r"\+.*|\D?\d{3}\)?[ -]\d{3}[ -]\d{4}|\D?20\d\d[-.]\d\d?[-.]\d\d?\b.*|\D?\d\d?[-.]\d\d?[-.]20\d\d\b.*"
@@ -51,7 +53,8 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
                     )
     by_length = joined_by_length(rule)
     longest = max(by_length, default=0)
-    groups = list(_GROUP.finditer(row.text))
+    counted = _COUNT.search(row.text)
+    groups = list(_GROUP.finditer(row.text, 0, counted.start() if counted else len(row.text)))
     for first, group in enumerate(groups):
         text, has_stop = "", False
         for last in range(first, min(first + MAX_SINGLE_CHARACTERS, len(groups))):
