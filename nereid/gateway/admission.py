@@ -450,9 +450,11 @@ class Admission:
         self.check(remaining_s, owner)
         slot, deadline_s = Slot(self, owner, model, sum(work)), self._clock() + remaining_s
         try:
-            if owner and max(work) < LARGE_WORK:
+            is_large = max(work) >= LARGE_WORK
+            # A large image waits for other large ones, in its key's turn only if the key's cost is unknown.
+            if owner and (not is_large or not self.costs.expected_s(owner, model)):
                 await slot.wait(self._own_turns(owner, model), "", remaining_s)
-            if max(work) >= LARGE_WORK or (owner and self.costs.is_costly(owner, model)):
+            if is_large or (owner and self.costs.is_costly(owner, model)):
                 self._check_large(owner)
                 slot.is_large = True
                 await slot.wait(self._large, owner, max(0.0, deadline_s - self._clock()))

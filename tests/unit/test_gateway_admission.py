@@ -312,7 +312,8 @@ async def test_one_key_leaves_a_slot_to_others(clock):
 async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(clock):
     admission = Admission(64, clock)
     admission.costs.note("b", "read", 0.01, 1)
-    tasks = [asyncio.create_task(admission.take(9, "a", model="read")) for _ in range(4)]
+    work = 1, LARGE_WORK, 1, 1
+    tasks = [asyncio.create_task(admission.take(9, "a", [units], "read")) for units in work]
     await asyncio.sleep(0)
     other_model = await admission.take(9, "a", model="classify")
     assert (admission.in_flight, admission.waiting) == (2, 3)
