@@ -121,7 +121,7 @@ def calling(served: Served, own: Own) -> Iterator[Counter[str]]:
     variants, failures, is_over = Counter[str](), list[str](), threading.Event()
 
     def call(protocol: str) -> None:
-        while not is_over.is_set():
+        while not is_over.wait(0.1):  # otherwise the publications have no core
             try:
                 variant, found = own.ask(f"127.0.0.1:{served.ports[protocol]}", protocol)
             except Exception as error:  # reported at the end
