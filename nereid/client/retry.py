@@ -16,7 +16,7 @@ class Budget:
     """Token bucket for retries: while most requests fail, none is retried, so retries add no load.
 
     The bucket grows with the requests in flight, so that if a server dies and all of them fail together,
-    they can all be sent again.
+    they can all be sent again. It shrinks slowly, because some may notice it when others have a response.
 
     Attributes:
         taken: tokens currently missing from the bucket.
@@ -31,6 +31,7 @@ class Budget:
     def __init__(self) -> None:
         self.taken = 0.0
         self.running = 0
+        self._most = 0.0
         self._lock = threading.Lock()
 
     @contextmanager
@@ -48,11 +49,13 @@ class Budget:
         """Record a request that got a response."""
         with self._lock:
             self.taken = max(0.0, self.taken - self.GAIN)
+            self._most = max(self.running, self._most - self.GAIN)
 
     def failed(self) -> bool:
         """Record a failure and return whether the request may be sent again."""
         with self._lock:
-            size = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self.running)
+            self._most = max(self.running, self._most)
+            size = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self._most)
             # Taken tokens stay taken when the bucket shrinks; otherwise each new burst would be retried.
             self.taken = max(self.taken, min(size, self.taken + 1))
             return self.taken < size / 2

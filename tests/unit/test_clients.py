@@ -180,6 +180,18 @@ def test_budget_grows_with_requests_in_flight_and_is_spent_once(in_flight, repea
             assert [budget.failed() for _ in range(count)] == [True] * expected + [False] * (count - expected)
 
 
+def test_request_that_fails_late_is_repeated_like_the_others():
+    budget, many = Budget(), 15
+    with budget.in_flight():
+        with ExitStack() as others:
+            for _ in range(many):
+                others.enter_context(budget.in_flight())
+            assert all(budget.failed() for _ in range(many))
+            for _ in range(many):
+                budget.succeeded()
+        assert budget.failed()
+
+
 def test_answers_pay_for_repetition():
     budget = Budget()
     while budget.failed():
