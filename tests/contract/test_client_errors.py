@@ -34,13 +34,6 @@ def test_every_text_of_triton_is_known(text, raised):
     assert type(classifier_errors.from_triton(exception)) is EXPECTED[raised]
 
 
-def test_only_what_the_server_has_not_seen_is_repeated():
-    """A request that may have been computed, or may have killed a process, is not sent again."""
-    repeated = {raised for raised, kind in EXPECTED.items() if kind.is_repeatable}
-
-    assert repeated == {errors.Unavailable}
-
-
 def test_page_has_every_error_and_whether_it_is_repeated(root):
     page = (root / "docs/clients.md").read_text()
     table = re.findall(r"^\| `(\w+)` \| the (\w+): .* \| (yes|no)", page, re.M)

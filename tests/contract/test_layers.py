@@ -36,15 +36,6 @@ def test_adapters_import_only_the_library(adapters, root):
         assert rooms <= ADAPTERS_MAY_IMPORT, source.relative_to(root)
 
 
-@pytest.mark.parametrize("room", ["backends", "base", "repository", "vision"])
-def test_rooms_find_tasks_by_their_records(root, room):
-    folders = {path.parent.name for path in (root / "nereid" / "tasks").glob("*/__init__.py")}
-
-    for source in (root / "nereid" / room).rglob("*.py"):
-        names = [name.split(".") for name in imported_modules(source) if name.startswith("nereid.tasks.")]
-        assert not folders & {parts[2] for parts in names}, source.relative_to(root)
-
-
 def test_adapters_first_let_go_of_what_they_inherit(adapters, root):
     for source in adapters:
         (initialize,) = [

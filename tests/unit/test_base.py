@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from math import inf
@@ -388,26 +387,6 @@ def test_background_work_ends_with_its_context():
         assert ended == []
 
     assert ended == [True]
-
-
-def test_reader_never_sees_half_a_file(tmp_path):
-    path, contents = tmp_path / "route.json", [b"a" * 100_000, b"b" * 70_000]
-    files.replace(path, contents[0])
-    stop, seen = threading.Event(), set()
-
-    def read() -> None:
-        while not stop.is_set():
-            seen.add(path.read_bytes())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(200):
-        files.replace(path, contents[number % 2])
-    stop.set()
-    reader.join()
-
-    assert seen <= set(contents)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_link_and_mode_stay(tmp_path):

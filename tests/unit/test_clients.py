@@ -133,14 +133,6 @@ def test_response_of_another_peer_is_the_networks_fault(way, broken):
 
 
 @both_ways
-def test_request_outlives_broken_connections(way):
-    with serving(Script(None, None, None, PREDICTION)) as url, opened(way, url, "http") as classifier:
-        answer = classifier.classify(PHOTO)
-
-    assert (answer.labels[0].name, answer.timings.attempts) == ("espresso", 4)
-
-
-@both_ways
 @cases(
     cut=(None, errors.Unreachable, 4),
     unavailable=(error("unavailable: its breaker is open", 503), errors.Unavailable, 4),

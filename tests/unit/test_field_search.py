@@ -78,10 +78,6 @@ def test_number_with_a_valid_checksum_wins():
     assert (found.value, found.valid) == (S10, True)
 
 
-def test_weak_format_needs_its_label():
-    assert tracking(line(FEDEX)) == FoundField("tracking_number")
-
-
 def test_part_of_a_number_is_not_a_number():
     assert CHECKSUMS["fedex_12"].holds("123456789012")
 

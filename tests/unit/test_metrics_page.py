@@ -141,14 +141,6 @@ def test_bucket_that_lags_behind_is_empty():
     assert page.quantile(0.8, "h") == 1
 
 
-def test_bucket_that_lags_behind_is_counted_once():
-    """The next page has the missing observations, so the growth of both pages together is right."""
-    first, second = histogram('a="x"', 10, 9, 10), histogram('a="x"', 10, 10, 10)
-    pages = grown("", first).buckets("h")[()], grown(first, second).buckets("h")[()]
-
-    assert {bound: sum(page[bound] for page in pages) for bound in pages[0]} == {1: 10, 2: 0, math.inf: 0}
-
-
 def test_fallen_gauge_resets_no_counter():
     """A gauge `jobs` falls when a job ends; the counter `jobs_count` goes on, and so does its growth."""
     page = "# TYPE jobs gauge\njobs {}\n# TYPE jobs_count counter\njobs_count {}\n"

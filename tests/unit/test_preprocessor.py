@@ -203,22 +203,6 @@ def test_image_i_is_in_row_i(threads):
     np.testing.assert_array_equal(preprocessor.tensor[[2, 0]], alone)
 
 
-class Meeting:
-    """Transform in which each image waits for another one."""
-
-    shape, datatype = (1,), "FP32"
-
-    def __init__(self) -> None:
-        self.both = threading.Barrier(2, timeout=60)
-
-    def __call__(self, image, out, buffers, decoded):
-        self.both.wait()
-
-
-def test_threads_work_side_by_side():
-    assert CpuPreprocessor(Meeting(), Limits(), 2, threads=2).prepare([A, B]) == [None, None]
-
-
 class Fragile:
     shape, datatype = (1,), "FP32"
 

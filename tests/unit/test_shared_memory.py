@@ -18,7 +18,7 @@ from nereid.client import shared_memory
 from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
 from nereid.client.transport import run
-from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
+from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
 from tests.commands import captured
 from tests.routes import wait_until
 from tests.tables import cases
@@ -289,15 +289,6 @@ def test_broken_connection_of_a_client_ends_its_decision():
 
         assert len(sent(script, "register")) == 2
         assert classifier.shared_memory_refusal == ""
-
-
-def test_error_of_an_image_is_not_a_refusal():
-    script = Script(error("invalid image: why"), PREDICTION)
-    with serving(script) as url, opened("sync", url, "http", shared_memory="system") as classifier:
-        with pytest.raises(errors.RequestRefused, match="invalid image"):
-            classifier.classify(PHOTO)
-        assert classifier.shared_memory_refusal == ""
-    assert len(script.peers) == 1
 
 
 OWN = """

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from nereid.base.errors import OperationFailed
-from nereid.base.files import LockTimeout
 from nereid.base.journal import Journal
 from nereid.base.tracing import collector, request_lines
 from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, RecordFile, Traces, read_records
@@ -405,12 +404,6 @@ def test_entry_is_on_the_disk_before_the_next(journal, monkeypatch):
     append(journal, *NOTES)
 
     assert synced == [1, 1, 2, 3]  # the folder, too, once the file is new
-
-
-def test_one_writer_at_a_time(journal):
-    message = r"notes.jsonl' is locked by another `nereid note`; fix: try again"
-    with journal.locked(), pytest.raises(LockTimeout, match=message), journal.locked(0.05):
-        pass
 
 
 def test_entries_of_one_lock_are_not_mixed_with_others(journal):
