@@ -9,6 +9,7 @@ from PIL import Image
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.add import AddProposal, AddRequest
+from tests import real_exports
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
 from tests.networks import constant, written
 from tests.publishing import propose
@@ -44,7 +45,7 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-# tests/unit/test_real_exports.py has those of today's Ultralytics.
+# The last test of this file has those of today's Ultralytics.
 @cases(
     strange_notes=(TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
     rt_detr=(TestDetector("rtdetr", batch=1).build(), {"description": "Ultralytics rtdetr-l"}, "rtdetr"),
@@ -136,3 +137,14 @@ FLAT = written(f"{FLAT_IO} {{ graph2_flat_predictions = Flatten(image) }}")
 def test_results_that_cannot_be_served_are_named(model, metadata, message, proposed, task):
     with pytest.raises(WrongUsage, match=message):
         proposed(model, metadata, task=task)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    return real_exports.unpack(tmp_path_factory.mktemp("exports"))
+
+
+@pytest.mark.parametrize("axes", real_exports.AXES)
+@pytest.mark.parametrize("family", real_exports.ULTRALYTICS)
+def test_boxes_are_those_of_ultralytics(exported, tmp_path, family, axes):
+    real_exports.assert_same_objects(exported, family, axes, tmp_path / "models")
