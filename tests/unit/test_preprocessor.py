@@ -1,5 +1,7 @@
-"""Parameters of a `preprocess` model, and batches of the CPU preprocessor."""
+"""Parameters of a `preprocess` model, batches of the CPU preprocessor, and what a network sees."""
 
+import io
+import itertools
 import os
 import re
 import sys
@@ -17,10 +19,11 @@ from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.vision.imaging.decode import Limits, open_image
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
-from nereid.vision.imaging.preprocessor import CpuPreprocessor
+from nereid.vision.imaging.preprocessor import CpuPreprocessor, preview
 from nereid.vision.imaging.transform import Transform
 from tests.commands import captured
 from tests.conftest import ROOT
+from tests.pictures import encode
 from tests.tables import cases, rows
 
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
@@ -282,3 +285,39 @@ def test_memory_of_a_large_image_is_returned(tmp_path):
     grown = captured(words, env=environment, cwd=ROOT, check=True)
 
     assert int(grown.stdout) < 64
+
+
+SIDE = 16
+PIXELS = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
+LEVELS = {"mean": (127.0, 110.0, 90.0), "std": (128.0, 60.0, 50.0)}
+
+
+def shown_settings(**fields) -> PreprocessSettings:
+    transform = Transform(SIDE, SIDE, resize="exact", **fields)
+    return PreprocessSettings(transform, Limits(), Resources(), Shorthand())
+
+
+@rows(*itertools.product(("NCHW", "NHWC"), ("RGB", "BGR"), ("FP32", "FP16", "UINT8")))
+def test_the_picture_has_the_pixels_of_the_image(layout, color_order, datatype):
+    """Normalisation, layout and colour order are undone; FP16 rounds by at most one level."""
+    normalisation = {} if datatype == "UINT8" else LEVELS
+    made = shown_settings(layout=layout, color_order=color_order, datatype=datatype, **normalisation)
+
+    found = preview(made, {"a": encode(PIXELS), "b": encode(255 - PIXELS)})
+
+    seen = np.asarray(Image.open(io.BytesIO(found.png)), np.int16)
+    expected = np.concatenate([PIXELS, 255 - PIXELS], axis=1).astype(np.int16)
+    assert np.abs(seen - expected).max() <= (datatype == "FP16")
+    assert (found.lowest, found.highest) == ((0, 255) if datatype == "UINT8" else limits(color_order))
+
+
+def limits(color_order: str) -> tuple:
+    levels = PIXELS[:, :, :: -1 if color_order == "BGR" else 1].astype(np.float64)
+    both = np.stack([levels, 255 - levels])
+    values = (both - LEVELS["mean"]) / LEVELS["std"]
+    return pytest.approx(values.min(), rel=1e-3), pytest.approx(values.max(), rel=1e-3)
+
+
+def test_bad_image_is_named():
+    with pytest.raises(InvalidImage, match=r"bad\.jpg: expected an image file"):
+        preview(shown_settings(), {"good.png": encode(PIXELS), "bad.jpg": b"text"})
