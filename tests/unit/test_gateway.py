@@ -406,9 +406,14 @@ async def until(is_true):
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("is_complete", [True, False], ids=["while waiting", "while sending"])
+@cases(
+    ("is_complete", "is_stop"),
+    disconnect_while_waiting=(True, False),
+    disconnect_while_sending=(False, False),
+    stop_of_the_gateway=(True, True),
+)
 @asynchronous
-async def test_disconnect_cancels_the_request(is_complete):
+async def test_request_that_is_cut_off_is_cancelled_and_not_ok(is_complete, is_stop):
     upstream = Upstream()
     made = gateway(upstream)
 
@@ -418,31 +423,14 @@ async def test_disconnect_cancels_the_request(is_complete):
     # With the whole body, the request waits for the server; it never gets that far without.
     await (until(lambda: made.admission.in_flight) if is_complete else asyncio.sleep(0.05))
     assert made.admission.in_flight == is_complete
-    caller.disconnect()
-    await task
+    task.cancel() if is_stop else caller.disconnect()
+    await asyncio.gather(task, return_exceptions=is_stop)
     await until(lambda: not made.admission.in_flight)
 
     assert (caller.sent, upstream.cancelled) == ([], is_complete)
     assert made.admission.in_flight == 0
     counter = 'requests_total{endpoint="/predict",model="classify",outcome="client_closed"'
     assert counter in made.metrics.page().decode()
-
-
-@asynchronous
-async def test_request_that_a_stop_of_the_gateway_cuts_off_is_not_ok():
-    upstream = Upstream()
-    made = gateway(upstream)
-    upstream.gate.clear()
-    task = Caller(made).start()
-    await until(lambda: made.admission.in_flight)
-
-    task.cancel()
-    await asyncio.wait([task])
-    await asyncio.sleep(0)
-
-    assert 'requests_total{endpoint="/predict",model="classify",outcome="client_closed"' in (
-        made.metrics.page().decode()
-    )
 
 
 @asynchronous
