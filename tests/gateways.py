@@ -243,6 +243,12 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
     return wraps(test)(lambda *args, **fixtures: asyncio.run(limited(*args, **fixtures)))
 
 
+async def until(is_true: Callable[[], Any]) -> None:
+    """Wait until a condition holds, at most until the watchdog of the test."""
+    while not is_true():
+        await asyncio.sleep(0.001)
+
+
 def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(create_app(made))

@@ -1,5 +1,7 @@
 """What unit tests share."""
 
+import subprocess
+
 import pytest
 from typer.testing import CliRunner
 
@@ -25,3 +27,15 @@ def nereid(repository):
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """A file with a private key and its certificate, for localhost."""
+    folder = tmp_path_factory.mktemp("tls")
+    pem, public = folder / "both.pem", folder / "cert"
+    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {pem} -out {public}"
+    names = ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
+    pem.write_bytes(pem.read_bytes() + public.read_bytes())
+    return pem

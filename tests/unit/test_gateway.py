@@ -41,6 +41,7 @@ from tests.gateways import (
     gateway,
     key,
     send,
+    until,
 )
 from tests.pictures import save
 from tests.tables import cases, rows
@@ -398,12 +399,6 @@ def test_metrics_have_no_labels_from_callers():
     for index in range(100):
         made.metrics.variant_label(f"v{index}")
     assert made.metrics.variant_label("one more") == "other"
-
-
-async def until(is_true):
-    async with asyncio.timeout(10):
-        while not is_true():
-            await asyncio.sleep(0.001)
 
 
 @cases(

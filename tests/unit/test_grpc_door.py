@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import ssl
-import subprocess
 from collections import Counter
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
@@ -32,7 +31,7 @@ from nereid.gateway.v2 import grpc_connection, grpc_front
 from nereid.gateway.v2.grpc_connection import KEY as OF_KEY
 from nereid.gateway.v2.grpc_connection import MAX_FRAMES_AT_ONCE, PEER, TURN_BYTES, GrpcConnection
 from nereid.gateway.v2.grpc_front import GrpcFront
-from tests.gateways import RING, WATCHDOG_S, Ring, Upstream, asynchronous, gateway, key
+from tests.gateways import RING, WATCHDOG_S, Ring, Upstream, asynchronous, gateway, key, until
 from tests.tables import cases
 
 LOCAL = ("127.0.0.1", 0)
@@ -256,11 +255,6 @@ class Client:
 
 def grpc_status(number: int) -> str:
     return next(each.name for each in grpc.StatusCode if each.value[0] == number)
-
-
-async def until(condition) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 class CountingFront(GrpcFront):
@@ -521,20 +515,12 @@ async def test_late_message_ends_the_call():
 
 
 @asynchronous
-async def test_tls(tmp_path):
-    pem = tmp_path / "both.pem"
-    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {pem} -out {tmp_path / 'cert'}"
-    names = ["-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
-    certificate = (tmp_path / "cert").read_bytes()
-    pem.write_bytes(pem.read_bytes() + certificate)
-    context = http2_context(pem, None)
-
-    async with door(tls=context) as (_, _, at):
-        credentials = grpc.ssl_channel_credentials(certificate)
+async def test_tls(certificate):
+    async with door(tls=http2_context(certificate, None)) as (_, _, at):
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{at.grpc_port}", credentials) as channel:
             assert await status(channel, "ModelReady", b"") == "NOT_FOUND: unknown model ''"
-        other = ssl.create_default_context(cadata=certificate.decode())
+        other = ssl.create_default_context(cafile=certificate)
         reader, writer = await asyncio.open_connection("localhost", at.grpc_port, ssl=other)
         with suppress(ConnectionError):
             assert await reader.read() == b""

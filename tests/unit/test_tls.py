@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import ssl
-import subprocess
 from contextlib import suppress
 
 import httpx
@@ -22,17 +21,6 @@ from tests.tables import cases
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 MINE, OTHERS = "127.0.0.1", "127.0.0.2"
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    pem, public = folder / "both.pem", folder / "cert"
-    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {pem} -out {public}"
-    names = ["-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
-    pem.write_bytes(pem.read_bytes() + public.read_bytes())
-    return pem
 
 
 class Echo(asyncio.Protocol):
