@@ -1,6 +1,5 @@
 """Readers with the default networks, and rendered pages for them."""
 
-import io
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ from nereid.base.assets import TEXT_REPOSITORY
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.reader import Networks, TextReader
 from nereid.vision.imaging.decode import Limits
+from tests.pictures import save
 
 RECOGNISER = TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"
 LINES = ("HELLO WORLD 2026", "RB123456785GB", "second row")
@@ -57,10 +57,4 @@ def crowded_page() -> bytes:
     for top in range(4, 1000 * 2, 40):
         for left in range(4, 960, 48):
             draw.text((left, top), "IIII", fill=0)
-    return encoded(image)
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    with io.BytesIO() as file:
-        image.save(file, form, **options)
-        return file.getvalue()
+    return save(image)

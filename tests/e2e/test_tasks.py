@@ -37,7 +37,7 @@ from tests.gateways import check_schema
 from tests.labels import BLANK, LABEL, WORDS
 from tests.networks import CLIENTS, Arrays, connect, infer
 from tests.pictures import BOMB, noise, save
-from tests.readers import encoded, page, reader
+from tests.readers import page, reader
 from tests.routes import wait_until
 from tests.supervised import image_input, running_gateway
 from tests.tables import cases
@@ -128,12 +128,12 @@ def test_known_boxes_are_found(server):
 @cases(
     "image",
     label=PARCEL,
-    side=encoded(page().rotate(90, expand=True)),
-    head=encoded(page().rotate(180)),
-    mirrored=encoded(page().transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
-    blurred=encoded(page().filter(ImageFilter.GaussianBlur(2)), "JPEG", quality=20),
-    empty=encoded(Image.new("RGB", (640, 480), "white")),
-    pixel=encoded(Image.new("RGB", (1, 1))),
+    side=save(page().rotate(90, expand=True)),
+    head=save(page().rotate(180)),
+    mirrored=save(page().transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+    blurred=save(page().filter(ImageFilter.GaussianBlur(2)), "JPEG", quality=20),
+    empty=save(Image.new("RGB", (640, 480), "white")),
+    pixel=save(Image.new("RGB", (1, 1))),
 )
 def test_both_forms_read_as_the_library(server, image):
     """Equal text and boxes; the networks run in equal batches, so that even the confidences are equal."""
@@ -168,7 +168,7 @@ def test_bad_requests_are_refused(server, task):
 @of_single_images
 def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
     if task is READ:
-        good = [encoded(page((f"LINE {number:03}", "RB123456785GB"))) for number in range(6)]
+        good = [save(page((f"LINE {number:03}", "RB123456785GB"))) for number in range(6)]
     else:
         good = [PICTURES[name][0] for name in ("same size", "half size", "wide")] * 4
     images = [*good[:2], b"no image", *good[2:4], LABEL[:3000], *good[4:]]

@@ -10,7 +10,8 @@ from nereid.tasks.read.line_images import UprightDecoder, UprightImage
 from nereid.tasks.read.result import Barcode
 from nereid.tasks.read.stages import StageTimes
 from nereid.vision.imaging.decode import Limits
-from tests.readers import encoded, page, reader
+from tests.pictures import save
+from tests.readers import page, reader
 from tests.tables import cases
 
 GS1 = "(00)340123450000000018(10)AB-12"
@@ -44,7 +45,7 @@ def label(symbol: Image.Image) -> Image.Image:
 
 
 def upright(sheet: Image.Image) -> UprightImage:
-    return UprightDecoder(Limits())(encoded(sheet), StageTimes())
+    return UprightDecoder(Limits())(save(sheet), StageTimes())
 
 
 @pytest.mark.parametrize("symbology", PRINTED)
@@ -97,10 +98,10 @@ def test_corners_are_those_of_the_symbol_in_the_original():
 
 
 def test_only_pages_that_have_bars_and_are_searched_have_barcodes():
-    marked = encoded(label(bars("QRCode", "hello")))
+    marked = save(label(bars("QRCode", "hello")))
     reads, plain = reader(reads_barcodes=True), reader()
 
-    (lines, _, _) = reads.read([marked, encoded(page()), b"no image"])
+    (lines, _, _) = reads.read([marked, save(page()), b"no image"])
     plain.read([marked])
 
     assert [line.text for line in lines] == ["HELLO WORLD 2026"]

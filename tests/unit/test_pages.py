@@ -16,7 +16,8 @@ from nereid.client.result_kind import Timings
 from nereid.tasks.read.result import PageSize, Reading, TextLine
 from nereid.vision.imaging import decode
 from nereid.vision.imaging.decode import Limits, upright_picture
-from tests.readers import encoded, page, reader
+from tests.pictures import save
+from tests.readers import page, reader
 from tests.tables import cases
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
@@ -32,7 +33,7 @@ SOURCE = ("read_text", "1", "", "", "", Timings(0, 0))
 
 def document(*images: Image.Image, form: str = "PDF", **options: str) -> bytes:
     first, *more = (image.copy() for image in images)  # a format leaves its options on an image
-    return encoded(first, form, save_all=True, append_images=more, **options)
+    return save(first, form, save_all=True, append_images=more, **options)
 
 
 def written(*objects: bytes, trailer: bytes = b"") -> bytes:
@@ -72,7 +73,7 @@ def encrypted() -> bytes:
 def test_every_page_is_read_and_tells_its_number(form):
     reads = reader(max_pages=3)
 
-    (lines, other, single) = reads.read([document(WIDE, BLANK, HIGH, form=form), b"no image", encoded(HIGH)])
+    (lines, other, single) = reads.read([document(WIDE, BLANK, HIGH, form=form), b"no image", save(HIGH)])
 
     expected = [("HELLO WORLD 2026", 1), ("second row", 3), ("third row", 3)]
     assert [(line.text, line.page) for line in lines] == expected
@@ -191,8 +192,8 @@ EXIF[274] = 6
 
 
 @cases(
-    image=(encoded(WIDE), WIDE.size, 1),
-    turned_image=(encoded(WIDE, "JPEG", exif=EXIF), WIDE.size[::-1], 1),
+    image=(save(WIDE), WIDE.size, 1),
+    turned_image=(save(WIDE, "JPEG", exif=EXIF), WIDE.size[::-1], 1),
     tiff=(document(WIDE, HIGH, form="TIFF"), WIDE.size, 2),
     pdf=(document(WIDE), WIDE.size, 1),
     turned_pdf=(turned(document(WIDE)), WIDE.size[::-1], 1),
@@ -223,11 +224,11 @@ def test_text_of_a_searchable_pdf_is_where_it_was_read(content, size_wh, count):
 
 def test_pixels_of_a_searchable_pdf_are_those_of_the_image():
     reading = Reading((), (), (), *SOURCE, pages=(PageSize(*WIDE.size),))
-    made = pypdfium2.PdfDocument(pdf.searchable(encoded(WIDE), reading))
+    made = pypdfium2.PdfDocument(pdf.searchable(save(WIDE), reading))
 
     shown = made[0].render(scale=WIDE.width / made[0].get_width()).to_pil().convert("L")
 
-    wanted = upright_picture(encoded(WIDE), Limits()).convert("L").resize(shown.size)
+    wanted = upright_picture(save(WIDE), Limits()).convert("L").resize(shown.size)
     assert np.abs(np.asarray(shown, float) - np.asarray(wanted, float)).mean() < 4
 
 
@@ -236,13 +237,13 @@ def test_text_is_not_added_twice():
     empty, endless = replace(line, text=""), replace(line, box=((float("nan"),) * 2,) * 4)
     reading = Reading((line, empty, endless), (), (), *SOURCE, pages=(PageSize(*WIDE.size),))
 
-    twice = pdf.searchable(pdf.searchable(encoded(WIDE), reading), reading)
+    twice = pdf.searchable(pdf.searchable(save(WIDE), reading), reading)
 
     assert pypdfium2.PdfDocument(twice)[0].get_textpage().get_text_range() == "word"
 
 
 @cases(
-    no_pages=(encoded(WIDE), (), "no output 'page_size'"),
+    no_pages=(save(WIDE), (), "no output 'page_size'"),
     damaged=(b"%PDF-1.7 nothing", (PageSize(9, 9),), "Failed to load document"),
 )
 def test_what_cannot_become_a_pdf_is_named(content, pages, message):

@@ -14,7 +14,8 @@ from nereid.tasks.read.reader import Networks, TextReader
 from nereid.tasks.read.stages import STAGES
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.image_times import ProbeImage
-from tests.readers import LINES, RECOGNISER, encoded, networks, page, reader
+from tests.pictures import save
+from tests.readers import LINES, RECOGNISER, networks, page, reader
 from tests.tables import cases
 
 ROTATION = 0x0112
@@ -27,7 +28,7 @@ def texts(outcome: list[RecognisedLine] | errors.ServingError) -> list[str]:
 
 @cache
 def plain() -> list[RecognisedLine]:
-    (found,) = reader().read([encoded(page())])
+    (found,) = reader().read([save(page())])
     assert isinstance(found, list)
     return found
 
@@ -52,7 +53,7 @@ def test_rotated_pages_are_read_like_upright_ones(quarters):
     upright = page()
     rotated = upright.rotate(90 * quarters, expand=True)
 
-    (found,) = reader().read([encoded(rotated)])
+    (found,) = reader().read([save(rotated)])
 
     assert texts(found) == EXPECTED
     along = found[0].box[1] - found[0].box[0]
@@ -76,7 +77,7 @@ def test_blank_does_not_replace_a_text():
         index[is_turned], probability[is_turned] = len(characters) - 1, 1
         return index, probability
 
-    (found,) = reader(other=Networks(default.detect, first_is_turned, recognise)).read([encoded(page())])
+    (found,) = reader(other=Networks(default.detect, first_is_turned, recognise)).read([save(page())])
 
     assert texts(found) == EXPECTED
 
@@ -90,7 +91,7 @@ def test_few_lines_that_seem_upside_down_are_read_in_both_directions():
         return np.array(next(seen, [[1, 0]] * len(lines)), np.float32)
 
     turning = reader(other=Networks(default.detect, direction, default.recognise))
-    (found,) = turning.read([encoded(page(LINES[:1]))])
+    (found,) = turning.read([save(page(LINES[:1]))])
 
     assert texts(found) == EXPECTED[:1]
 
@@ -99,7 +100,7 @@ def test_single_line_upside_down_is_read():
     mixed = page()
     mixed.paste(mixed.crop((0, 66, 640, 130)).rotate(180), (0, 66))
 
-    (found,) = reader().read([encoded(mixed)])
+    (found,) = reader().read([save(mixed)])
 
     assert isinstance(found, list)
     assert sorted(texts(found)) == sorted(EXPECTED)
@@ -113,7 +114,7 @@ def test_boxes_are_those_of_the_upright_image(orientation, turn):
     exif = Image.Exif()
     exif[ROTATION] = orientation
 
-    (tagged,) = reader().read([encoded(page().transpose(Image.Transpose[turn]), exif=exif)])
+    (tagged,) = reader().read([save(page().transpose(Image.Transpose[turn]), exif=exif)])
 
     assert texts(tagged) == EXPECTED
     for one, other in zip(plain(), tagged, strict=True):
@@ -128,13 +129,13 @@ def test_boxes_are_those_of_the_upright_image(orientation, turn):
     wide_strip=Image.new("L", (2000, 1), 255),
 )
 def test_images_without_text_have_no_lines(image):
-    assert reader().read([encoded(image)]) == [[]]
+    assert reader().read([save(image)]) == [[]]
 
 
 def test_large_image_is_read_from_fewer_pixels():
     large = page(size_px=200, width=4400)
 
-    (found,) = reader().read([encoded(large, "JPEG")])
+    (found,) = reader().read([save(large, "JPEG")])
 
     assert texts(found) == EXPECTED
     assert found[2].box.max() > 1100
@@ -143,7 +144,7 @@ def test_large_image_is_read_from_fewer_pixels():
 def test_bad_images_fail_alone():
     refused = errors.InvalidRequest("expected one image per request, got 2")
 
-    images = [encoded(page()), b"no image", refused, encoded(Image.new("1", (2000, 2000)))]
+    images = [save(page()), b"no image", refused, save(Image.new("1", (2000, 2000)))]
     good, damaged, error, too_large = reader(Limits(max_image_pixels=150 * 640 * 3)).read(images)
 
     assert texts(good) == EXPECTED
@@ -172,7 +173,7 @@ def noting(note: Callable[[str, np.ndarray], None]) -> Networks:
 )
 @pytest.mark.parametrize("quarters", [0, 1])
 def test_image_beyond_the_budget_is_refused_before_its_lines_are_read(budget, message, quarters):
-    image = encoded(page().rotate(90 * quarters, expand=True))
+    image = save(page().rotate(90 * quarters, expand=True))
     runs = networks()
 
     def recognise(tensor: np.ndarray) -> Any:
@@ -180,7 +181,7 @@ def test_image_beyond_the_budget_is_refused_before_its_lines_are_read(budget, me
 
     limited = reader(other=Networks(runs.detect, runs.direction, recognise), **budget)
 
-    refused, empty = limited.read([image, encoded(Image.new("RGB", (64, 64)))])
+    refused, empty = limited.read([image, save(Image.new("RGB", (64, 64)))])
 
     assert isinstance(refused, errors.InvalidImage)
     assert message in str(refused)
@@ -188,7 +189,7 @@ def test_image_beyond_the_budget_is_refused_before_its_lines_are_read(budget, me
 
 
 def test_images_share_batches_of_lines():
-    runs, image = [], encoded(page(("RB123456785GB",)))
+    runs, image = [], save(page(("RB123456785GB",)))
     many = reader(other=noting(lambda name, x: runs.append(len(x)) if name == "recognise" else None))
 
     alone = many.read([image])
@@ -213,7 +214,7 @@ def failing_recogniser() -> TextReader:
 
 
 def test_failing_recogniser_fails_the_images_with_lines():
-    label, blank = encoded(page()), encoded(Image.new("RGB", (300, 200), "white"))
+    label, blank = save(page()), save(Image.new("RGB", (300, 200), "white"))
 
     checks = [lambda: None, lambda: None, expired, lambda: None]
     with_text, empty, late, damaged = failing_recogniser().read([label, blank, label, label[:50]], checks)
@@ -227,7 +228,7 @@ def test_failing_recogniser_fails_the_images_with_lines():
 
 def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
     """The failure of a recogniser belongs to the images that still wait for it."""
-    looks, image = iter((False, True)), encoded(page(("RB123456785GB",)))
+    looks, image = iter((False, True)), save(page(("RB123456785GB",)))
 
     checks = [lambda: expired() if next(looks) else None, lambda: None]
     late, waiting = failing_recogniser().read([image, image], checks)
@@ -240,7 +241,7 @@ def test_stages_and_signals_are_reported():
     signals = []
     measured = reader(sink=signals.append, reads_barcodes=True)
 
-    measured.read([encoded(page())])
+    measured.read([save(page())])
 
     (times,) = measured.times
     assert tuple(times.milliseconds()) == STAGES
@@ -250,7 +251,7 @@ def test_stages_and_signals_are_reported():
 
 
 def test_each_image_has_its_own_networks():
-    called, image = [], encoded(page(["HELLO WORLD 2026"]))
+    called, image = [], save(page(["HELLO WORLD 2026"]))
     named = [noting(lambda step, x, name=name: called.append((name, step, len(x)))) for name in "abc"]
 
     found = reader().read([image, b"no image", image], None, named)
@@ -264,7 +265,7 @@ def test_health_check_runs_every_network_on_a_small_picture():
     shapes, signals = [], []
     probed = reader(other=noting(lambda _, tensor: shapes.append(tensor.shape)), sink=signals.append)
 
-    (found,) = probed.read([ProbeImage(encoded(page()))])
+    (found,) = probed.read([ProbeImage(save(page()))])
 
     assert isinstance(found, list)
     assert shapes == [(1, 3, 64, 64), (1, 3, 48, 192), (1, 3, 48, 64)]

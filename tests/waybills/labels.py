@@ -5,7 +5,7 @@ from random import Random
 
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.tasks.read.fields.specification import forms_of, read_specification
-from tests.readers import encoded
+from tests.pictures import save
 from tests.waybills import words
 from tests.waybills.decoys import HEIGHT, LEADING, page
 from tests.waybills.generator import Waybill, photo
@@ -53,4 +53,4 @@ def collection_label(place: int) -> Waybill:
     paper.text(30, y + 26, draw.choice(("TRACKING #", "TRACKING NUMBER", "TRK#")), "bold", 26)
     paper.text(30, y + 64, number, face, 34)
     value = "".join(filter(str.isalnum, number))
-    return Waybill(place, carrier, encoded(paper.image, "JPEG", quality=90), value, tuple(paper.lines), ())
+    return Waybill(place, carrier, save(paper.image, "JPEG", quality=90), value, tuple(paper.lines), ())
