@@ -1,4 +1,4 @@
-"""Units, errors, texts of the wire, limits of control groups, processes and files."""
+"""Units, errors, texts of the wire, limits of control groups, processes, files and watched folders."""
 
 import os
 import re
@@ -20,7 +20,8 @@ from nereid.base import contract, errors, files, processes
 from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.control_groups import ControlGroups
 from nereid.base.errors import DeadlineExceeded, InvalidRequest
-from nereid.base.units import format_bytes, format_ms
+from nereid.base.units import format_bytes, format_duration, format_ms
+from nereid.base.watched_folder import Arrivals
 from tests.commands import captured
 from tests.tables import cases, rows
 
@@ -40,6 +41,13 @@ def test_size_has_a_readable_unit(count, text):
 @rows((0, "0.0 ms"), (0.001, "< 0.01 ms"), (0.04, "0.04 ms"), (12.54, "12.5 ms"), (1250, "1.25 s"))
 def test_duration_has_a_readable_unit(value_ms, text):
     assert format_ms(value_ms) == text
+
+
+def test_durations_have_two_units_at_most():
+    seconds = (0, 59.6, 61, 3599, 19_300, 273_700)
+
+    texts = ["0 s", "60 s", "1 min", "59 min", "5 h 21 min", "3 d 4 h"]
+    assert [format_duration(each) for each in seconds] == texts
 
 
 @pytest.mark.parametrize(
@@ -458,3 +466,45 @@ def test_lock_ends_with_its_process(tmp_path, is_folder):
     assert not files.is_locked(tmp_path)
     with files.locked_folder(tmp_path), files.locked_file(tmp_path / "log", "nereid x", WATCHDOG_S):
         assert files.is_locked(tmp_path)
+
+
+@pytest.fixture
+def watched(tmp_path):
+    now = 0.0
+    (tmp_path / "old").write_bytes(b"1")
+    arrivals = Arrivals(lambda: sorted(tmp_path.iterdir()), settle_s=1.0, clock=lambda: now)
+
+    def after(seconds: float) -> list[str]:
+        nonlocal now
+        now += seconds
+        return [path.name for path in arrivals.step()]
+
+    return tmp_path, after
+
+
+def test_file_is_reported_once_it_is_stable(watched):
+    folder, after = watched
+    (folder / "new").write_bytes(b"")
+    assert after(5) == after(5) == []
+    (folder / "new").write_bytes(b"12")
+    assert after(0) == after(0.9) == []
+    (folder / "new").write_bytes(b"123")
+    assert after(0.9) == after(0.9) == []
+    assert after(0.2) == ["new"]
+    assert after(9) == []
+    (folder / "new").write_bytes(b"1234")
+    assert after(0) == []
+    assert after(1) == ["new"]
+
+
+def test_replaced_file_is_new(watched):
+    folder, after = watched
+    (folder / "part").write_bytes(b"1")
+    (folder / "part").replace(folder / "old")
+    assert after(0) == []
+    assert after(1) == ["old"]
+    (folder / "old").unlink()
+    assert after(1) == []
+    (folder / "old").write_bytes(b"2")
+    assert after(0) == []
+    assert after(1) == ["old"]

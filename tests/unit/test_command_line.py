@@ -205,6 +205,22 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
     assert {finding["verdict"] for finding in findings} <= {"ok", "note", "fail"}
 
 
+def test_status_without_a_server_shows_the_models_and_fails(tmp_path):
+    words = ["status", "--repository", str(assets.REPOSITORY)]
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+    shown = CliRunner().invoke(app, words, env=environment)
+    document = json.loads(CliRunner().invoke(app, [*words, "--json"], env=environment).stdout)
+
+    error = f"error: no server is running for '{assets.REPOSITORY}'; fix: nereid serve"
+    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (1, error)
+    assert "1, 2 not served" in shown.stdout
+    assert (document["server"], document["gateways"]) == (None, [])
+    kinds = {"classify": "route", "classify_v1": "pinned", "classify_v2": "pinned"}
+    kinds |= {"efficientnet_lite0": "network", "imagenet_preprocess": "preprocessing"}
+    assert {each["name"]: each["kind"] for each in document["models"]} == kinds
+
+
 def test_keys_are_listed_without_their_secrets(tmp_path):
     folder, name = {"XDG_CONFIG_HOME": str(tmp_path)}, "a-very-long-name-of-an-owner-" + "x" * 30
     secret = run("key", "add", name, "--scope", "infer", "--rate", "5", **folder).stdout.strip()
