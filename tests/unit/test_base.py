@@ -100,16 +100,6 @@ def test_list_that_does_not_fit_is_empty():
         assert contract.read_bad_images(text, 2) == contract.BadImages("", {}), text
 
 
-def test_other_text_has_no_list():
-    assert contract.read_bad_images("invalid image: expected an image file", 2) is None
-
-
-def test_batch_limit_is_read():
-    text = "inference request batch-size must be <= 8 for 'classify'"
-
-    assert (contract.read_batch_limit(text), contract.read_batch_limit("invalid request: why")) == (8, None)
-
-
 def test_report_of_a_failed_device_is_read_as_it_was_written():
     """The supervisor takes only the process from the log."""
     line = contract.format_failed_device(41, "'net' version 1", "CUDA failure 700")

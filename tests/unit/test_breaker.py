@@ -23,16 +23,20 @@ def opened() -> Breaker:
 
 
 @cases(
-    too_few=([BAD] * 4, BreakerState.CLOSED),
-    enough=([BAD] * 5, BreakerState.OPEN),
-    just_not_half_of_the_window=([GOOD] * 50 + [BAD] * 49, BreakerState.CLOSED),
-    half_of_the_window=([GOOD] * 50 + [BAD] * 50, BreakerState.OPEN),
-    too_few_verdicts=([BAD, NEITHER] * 4, BreakerState.CLOSED),
+    too_few=([BAD] * 4, 0.01, BreakerState.CLOSED),
+    enough=([BAD] * 5, 0.01, BreakerState.OPEN),
+    just_not_half_of_the_window=([GOOD] * 50 + [BAD] * 49, 0.01, BreakerState.CLOSED),
+    half_of_the_window=([GOOD] * 50 + [BAD] * 50, 0.01, BreakerState.OPEN),
+    too_few_verdicts=([BAD, NEITHER] * 4, 0.01, BreakerState.CLOSED),
+    # With one request every ten seconds, the window is empty, so the last five requests count.
+    two_of_the_last_five=([GOOD] * 5 + [BAD] * 2, 10.0, BreakerState.CLOSED),
+    three_of_the_last_five=([GOOD] * 5 + [BAD] * 3, 10.0, BreakerState.OPEN),
+    old_failures=([BAD] * 2 + [GOOD] * 5 + [BAD], 10.0, BreakerState.CLOSED),
 )
-def test_opens_on_ratio_with_a_minimum(outcomes, state):
+def test_opens_on_ratio_with_a_minimum(outcomes, step_s, state):
     breaker = Breaker(SETTINGS)
 
-    feed(breaker, outcomes)
+    feed(breaker, outcomes, step=step_s)
 
     assert breaker.state is state
 
@@ -45,25 +49,6 @@ def test_old_successes_do_not_hide_failures():
     feed(breaker, [BAD] * 3, start=last + 1.1)
 
     assert breaker.state is BreakerState.OPEN
-
-
-def test_slow_traffic_is_judged_by_its_last_requests():
-    """With one request every ten seconds, the window is empty, so the last five requests count."""
-    breaker = Breaker(SETTINGS)
-
-    feed(breaker, [GOOD] * 5 + [BAD] * 2, step=10.0)
-    assert breaker.state is BreakerState.CLOSED
-    breaker.record(BAD, 70.0)
-
-    assert breaker.state is BreakerState.OPEN
-
-
-def test_old_failures_are_forgotten():
-    breaker = Breaker(SETTINGS)
-
-    feed(breaker, [BAD] * 2 + [GOOD] * 5 + [BAD], step=10.0)
-
-    assert breaker.state is BreakerState.CLOSED
 
 
 def test_trip_opens_immediately_and_a_second_one_does_not_extend_the_wait():

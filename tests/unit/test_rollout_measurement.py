@@ -11,7 +11,7 @@ from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.change import Served
-from tests.tables import cases, rows
+from tests.tables import cases
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -47,7 +47,10 @@ def outcomes(*words, **options) -> set[Outcome]:
     return {outcome for outcome, _ in verdicts(*words, **options)}
 
 
+NO_COMPARISON = "the breakers of 'new' and 'old' are open: no comparison"
 LOOKS_OF_HOLD = int(HOLD_S / LOOK_S)
+LOOKS_OF_TRIALS = int(9 * measurement.TRIAL_REQUESTS / LITTLE)
+LOOKS_OF_PAUSES = int(measurement.MIN_TRIALS * 2 * HOLD_S / LOOK_S)
 
 
 def test_breaker_that_opens_fails_the_step():
@@ -65,14 +68,17 @@ def test_breaker_that_was_open_may_close():
     assert outcomes(2 * LOOKS_OF_HOLD, *states) == {Outcome.CONTINUE}
 
 
-@rows(
-    ([OPEN], (Outcome.FAIL, FAILED)),
-    ([OPEN, HALF_OPEN, OPEN], (Outcome.FAIL, FAILED)),
-    ([BOTH], (Outcome.INCONCLUSIVE, "the breakers of 'new' and 'old' are open: no comparison")),
+@cases(
+    open=([OPEN], {}, LOOKS_OF_HOLD, (Outcome.FAIL, FAILED)),
+    failed_trial=([OPEN, HALF_OPEN, OPEN], {}, LOOKS_OF_HOLD, (Outcome.FAIL, FAILED)),
+    both=([BOTH], {}, LOOKS_OF_HOLD, (Outcome.INCONCLUSIVE, NO_COMPARISON)),
+    # With a tenth of few requests, nothing could close it before.
+    few_requests=([OPEN], {"requests": LITTLE}, LOOKS_OF_TRIALS, (Outcome.FAIL, FAILED)),
+    long_pauses=([OPEN], {"open_s": 2 * HOLD_S}, LOOKS_OF_PAUSES, (Outcome.FAIL, FAILED)),
 )
-def test_breaker_that_stays_open_decides_after_the_hold(states, last):
+def test_breaker_that_stays_open_decides_after_the_hold_and_trials(states, options, looks, last):
     """A candidate that died before its step gets no request that could fail."""
-    found = verdicts(LOOKS_OF_HOLD + 1, *states)
+    found = verdicts(looks + 1, *states, **options)
 
     assert {outcome for outcome, _ in found[:-1]} == {Outcome.CONTINUE}
     assert found[-1] == last
@@ -85,23 +91,6 @@ def test_last_step_needs_no_control():
 def test_open_breaker_of_a_shadow_decides_nothing():
     """Copies of requests do not pass it, so they cannot close it."""
     assert outcomes(2 * LOOKS_OF_HOLD, OPEN, step="shadow") == {Outcome.CONTINUE}
-
-
-def test_breaker_without_requests_for_trials_decides_nothing():
-    """With a tenth of few requests, nothing could close it yet."""
-    looks = int(9 * measurement.TRIAL_REQUESTS / LITTLE)
-
-    found = verdicts(looks + 1, OPEN, requests=LITTLE)
-
-    assert {outcome for outcome, _ in found[:-1]} == {Outcome.CONTINUE}
-    assert verdicts(looks + 2, OPEN, requests=LITTLE)[-1] == (Outcome.FAIL, FAILED)
-
-
-def test_breaker_that_opens_for_long_has_time_for_trials():
-    looks = int(measurement.MIN_TRIALS * 2 * HOLD_S / LOOK_S)
-
-    assert outcomes(looks, OPEN, open_s=2 * HOLD_S) == {Outcome.CONTINUE}
-    assert verdicts(looks + 1, OPEN, open_s=2 * HOLD_S)[-1] == (Outcome.FAIL, FAILED)
 
 
 def series(labels: str, *rows: tuple) -> dict[frozenset[tuple[str, str]], float]:
