@@ -34,6 +34,13 @@ def encode(pixels: np.ndarray, image_format: str = "PNG", mode: str | None = Non
     return save(image.convert(mode) if mode else image, image_format, **options)
 
 
+def exif(orientation: int) -> Image.Exif:
+    """Return the data of a photo whose pixels are stored in this orientation."""
+    found = Image.Exif()
+    found[0x0112] = orientation
+    return found
+
+
 def gradient(height: int, width: int) -> np.ndarray:
     """Return a smooth RGB picture, uint8[H, W, 3]; smooth, so that JPEG changes it little."""
     rows, columns = np.linspace(0, 255, height), np.linspace(0, 255, width)

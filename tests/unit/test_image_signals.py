@@ -10,7 +10,7 @@ from nereid.vision.imaging.image_signals import SAMPLES, ImageMeter
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import DATATYPES, Transform
-from tests.pictures import noise, save
+from tests.pictures import exif, noise, save
 from tests.tables import cases
 
 NORMALISED = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
@@ -58,11 +58,9 @@ def test_signals_are_those_of_the_pixels(name):
     assert found == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
 
 
-@cases(("options", "aspect"), stored=({}, 2.0), turned_by_its_EXIF_tag=({"orientation": 6}, 0.5))
-def test_size_is_that_of_the_upright_image(options, aspect):
-    exif = Image.Exif()
-    exif[0x0112] = options.get("orientation", 1)
-    encoded = save(Image.fromarray(noise(300, 600)), "JPEG", exif=exif.tobytes())
+@cases(stored=(1, 2.0), turned_by_its_EXIF_tag=(6, 0.5))
+def test_size_is_that_of_the_upright_image(orientation, aspect):
+    encoded = save(Image.fromarray(noise(300, 600)), "JPEG", exif=exif(orientation))
     received: list = []
 
     CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1, sink=received.append).prepare([encoded])

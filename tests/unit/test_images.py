@@ -12,6 +12,7 @@ from nereid.client import images
 from nereid.client.images import encode
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from tests.conftest import UPRIGHT
+from tests.pictures import exif
 from tests.tables import cases
 
 WHITE = (255, 255, 255)
@@ -80,9 +81,7 @@ def test_arrays_arrive_as_they_are(shape, order):
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_orientation_is_applied_once(mode, orientation):
     stored, file = Image.fromarray(noise(4, 6, 3)).convert(mode), io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    stored.save(file, "PNG", exif=exif)
+    stored.save(file, "PNG", exif=exif(orientation))
     file.seek(0)
 
     with Image.open(file) as photo:

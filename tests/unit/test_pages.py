@@ -16,7 +16,7 @@ from nereid.client.result_kind import Timings
 from nereid.tasks.read.result import PageSize, Reading, TextLine
 from nereid.vision.imaging import decode
 from nereid.vision.imaging.decode import Limits, upright_picture
-from tests.pictures import save
+from tests.pictures import exif, save
 from tests.readers import page, reader
 from tests.tables import cases
 
@@ -187,13 +187,9 @@ def turned(encoded_pdf: bytes) -> bytes:
     return target.getvalue()
 
 
-EXIF = Image.Exif()
-EXIF[274] = 6
-
-
 @cases(
     image=(save(WIDE), WIDE.size, 1),
-    turned_image=(save(WIDE, "JPEG", exif=EXIF), WIDE.size[::-1], 1),
+    turned_image=(save(WIDE, "JPEG", exif=exif(6)), WIDE.size[::-1], 1),
     tiff=(document(WIDE, HIGH, form="TIFF"), WIDE.size, 2),
     pdf=(document(WIDE), WIDE.size, 1),
     turned_pdf=(turned(document(WIDE)), WIDE.size[::-1], 1),

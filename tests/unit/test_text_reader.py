@@ -14,11 +14,9 @@ from nereid.tasks.read.reader import Networks, TextReader
 from nereid.tasks.read.stages import STAGES
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.image_times import ProbeImage
-from tests.pictures import save
+from tests.pictures import exif, save
 from tests.readers import LINES, RECOGNISER, networks, page, reader
 from tests.tables import cases
-
-ROTATION = 0x0112
 
 
 def texts(outcome: list[RecognisedLine] | errors.ServingError) -> list[str]:
@@ -111,10 +109,8 @@ def test_single_line_upside_down_is_read():
 @cases(("orientation", "turn"), mirrored=(4, "FLIP_TOP_BOTTOM"), turned=(6, "ROTATE_90"))
 def test_boxes_are_those_of_the_upright_image(orientation, turn):
     """The tag for the orientation is applied first: pixels that are stored differently give equal boxes."""
-    exif = Image.Exif()
-    exif[ROTATION] = orientation
 
-    (tagged,) = reader().read([save(page().transpose(Image.Transpose[turn]), exif=exif)])
+    (tagged,) = reader().read([save(page().transpose(Image.Transpose[turn]), exif=exif(orientation))])
 
     assert texts(tagged) == EXPECTED
     for one, other in zip(plain(), tagged, strict=True):

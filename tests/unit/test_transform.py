@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.resample import Span
 from nereid.vision.imaging.transform import DATATYPES, Placement, Transform, make_plan
-from tests.pictures import assert_same_levels, gradient, noise, resize, save
+from tests.pictures import assert_same_levels, exif, gradient, noise, resize, save
 from tests.tables import rows
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -147,13 +147,11 @@ def test_padding_of_the_last_image_does_not_stay():
 @pytest.mark.parametrize("transform", [SHORTER, EXACT, LETTERBOX], ids=lambda transform: transform.resize)
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_image_is_turned_upright(orientation, transform, image_format):
-    exif = Image.Exif()
-    exif[274] = orientation
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
     # The crop of 74 pixels is not symmetric: it begins at 66.5, rounded to 66.
     height = 74 if transform.resize == "shorter_side" else 71
     image = Image.fromarray(noise(height, 53))
-    encoded = save(image, image_format, exif=exif, **options.get(image_format, {}))
+    encoded = save(image, image_format, exif=exif(orientation), **options.get(image_format, {}))
     with Image.open(io.BytesIO(encoded)) as stored:
         upright = ImageOps.exif_transpose(stored).convert("RGB")
 
@@ -167,9 +165,7 @@ def test_image_is_turned_upright(orientation, transform, image_format):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_scaled_decode_is_turned_upright(orientation):
     """A large JPEG is decoded at an eighth and turned, too; a smooth one differs by three levels at most."""
-    exif = Image.Exif()
-    exif[274] = orientation
-    encoded = save(Image.fromarray(gradient(643, 1_021)), "JPEG", quality=95, exif=exif)
+    encoded = save(Image.fromarray(gradient(643, 1_021)), "JPEG", quality=95, exif=exif(orientation))
     with Image.open(io.BytesIO(encoded)) as stored:
         upright = ImageOps.exif_transpose(stored)
 
@@ -182,10 +178,8 @@ def test_scaled_decode_is_turned_upright(orientation):
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
 def test_orientation_can_be_ignored(orientation, image_format):
     image = Image.fromarray(noise(71, 53))
-    exif = Image.Exif()
-    exif[274] = orientation
 
-    turned = save(image, image_format, exif=exif)
+    turned = save(image, image_format, exif=exif(orientation))
 
     as_stored = replace(EXACT, exif_orientation=False)
     np.testing.assert_array_equal(apply(as_stored, turned), apply(EXACT, save(image, image_format)))
