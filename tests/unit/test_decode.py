@@ -519,7 +519,14 @@ def test_large_transparent_image_is_converted_band_by_band():
     assert peak < 1.5 * pixels.nbytes
 
 
-SAMPLES = {"grey": (0, 1), "rgb": (2, 3), "palette": (3, 1), "grey and alpha": (4, 2), "rgba": (6, 4)}
+# By kind, the number of its colour type, samples per pixel, and bits per sample.
+SAMPLES = {
+    "grey": (0, 1, (1, 2, 4, 8, 16)),
+    "rgb": (2, 3, (8, 16)),
+    "palette": (3, 1, (1, 4, 8)),
+    "grey and alpha": (4, 2, (8, 16)),
+    "rgba": (6, 4, (8, 16)),
+}
 # The passes of Adam7, from the specification's own picture of eight by eight pixels.
 PICTURE = ("16462646", "77777777", "56565656", "77777777", "36463646", "77777777", "56565656", "77777777")
 
@@ -538,7 +545,7 @@ def stored_rows(width: int, height: int, bits: int, is_interlaced: bool) -> list
 
 def short_png(size, kind: str, depth: int, is_interlaced: bool, missing: int, value: int) -> bytes:
     """Return a file whose last stored rows are missing, with all bytes of the others of one value."""
-    color_type, samples = SAMPLES[kind]
+    color_type, samples, _ = SAMPLES[kind]
     stored = stored_rows(*size, samples * depth, is_interlaced)
     data = b"".join(b"\0" + bytes([value]) * -(-bits // 8) for bits in stored[: len(stored) - missing])
     header = struct.pack(">IIBBBBB", *size, depth, color_type, 0, 0, is_interlaced)
@@ -548,17 +555,7 @@ def short_png(size, kind: str, depth: int, is_interlaced: bool, missing: int, va
     return PNG_MAGIC + png_chunk(b"IHDR", header) + palette + b"".join(parts) + png_chunk(b"IEND", b"")
 
 
-PNG_FORMS = [
-    (kind, depth)
-    for kind, depths in {
-        "grey": (1, 2, 4, 8, 16),
-        "rgb": (8, 16),
-        "palette": (1, 4, 8),
-        "grey and alpha": (8, 16),
-        "rgba": (8, 16),
-    }.items()
-    for depth in depths
-]
+PNG_FORMS = [(kind, depth) for kind, (*_, depths) in SAMPLES.items() for depth in depths]
 
 
 @pytest.mark.parametrize("is_interlaced", [False, True], ids=["plain", "interlaced"])

@@ -20,6 +20,7 @@ from tests.tables import cases, rows
 
 WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
 UPS, FEDEX, S10, SSCC = "1Z999AA10123456784", "790535312317", "RB123456785GB", "000123450000000027"
+OTHER_SF = "SF1111111111111"
 
 
 def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9):
@@ -52,6 +53,11 @@ def tracking(*lines):
     ([line("运单号:SF 1234 5678 9012 3")], "SF1234567890123"),
     ([line("追踪号：JDVA12345678901-1-1-")], "JDVA12345678901"),
     ([line("KQ 1234 5678 5GB")], "KQ123456785GB"),
+    ([line(OTHER_SF), line("运单号", top=100), line("SF2222222222222", top=130)], "SF2222222222222"),
+    # A part of a number is not a number.
+    ([line("运单号:5F 1234 5678 9012 3")], None),
+    ([line("TRK# 1234.5678 9012")], None),
+    ([line("TRK# 1234 5678 9012"), line("3", left=260)], "123456789012"),
     ids=lambda value: repr(value)[:40],
 )
 def test_number_is_found(lines, value):
@@ -66,25 +72,10 @@ def test_turned_page_is_read_alike(degrees):
     assert tracking(*(turned(each, degrees) for each in lines)).value == FEDEX
 
 
-def test_number_near_its_label_wins():
-    lines = [line("SF1111111111111"), line("运单号", top=100), line("SF2222222222222", top=130)]
-
-    assert tracking(*lines).value == "SF2222222222222"
-
-
 def test_number_with_a_valid_checksum_wins():
     found = tracking(line("TRACKING # 1Z999AA10123456785"), line(S10, top=300))
 
     assert (found.value, found.valid) == (S10, True)
-
-
-def test_part_of_a_number_is_not_a_number():
-    assert CHECKSUMS["fedex_12"].holds("123456789012")
-
-    assert tracking(line("运单号:SF 1234 5678 9012 3")).value == "SF1234567890123"
-    assert tracking(line("运单号:5F 1234 5678 9012 3")).value is None
-    assert tracking(line("TRK# 1234.5678 9012")).value is None
-    assert tracking(line("TRK# 1234 5678 9012"), line("3", left=260)).value == "123456789012"
 
 
 @rows(

@@ -11,7 +11,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
 from nereid.base.files import state_folder
 from nereid.vision.inference import tensorrt, version_state
-from tests.networks import identity, store, tensor, written
+from tests.networks import identity, parameter, store, tensor, written
 from tests.tables import cases
 
 DIMS = tensor("input", "x", "FP32", [3, 4]) + tensor("input", "size", "INT64", [2])
@@ -23,21 +23,16 @@ def config(folder: Path, text: str) -> ModelConfig:
     return ModelConfig.from_file(folder / "net", 1)
 
 
-def test_profile_spans_all_batch_sizes(tmp_path):
-    found = tensorrt.options(config(tmp_path, "max_batch_size: 16\n" + DIMS), {"precision_mode": "FP16"})
+# Batches are divided before the network runs, so shapes larger than those of a run never occur.
+@cases(batches=("", 16), runs=(parameter("nereid.run_batch_size", 4), 4))
+def test_profile_spans_all_sizes_of_a_run(more, most, tmp_path):
+    found = tensorrt.options(
+        config(tmp_path, "max_batch_size: 16\n" + DIMS + more), {"precision_mode": "FP16"}
+    )
 
-    shapes = {"min": "x:1x3x4,size:1x2", "opt": "x:16x3x4,size:16x2", "max": "x:16x3x4,size:16x2"}
-    shapes = {f"trt_profile_{name}_shapes": text for name, text in shapes.items()}
+    rows = {"min": 1, "opt": most, "max": most}
+    shapes = {f"trt_profile_{name}_shapes": f"x:{n}x3x4,size:{n}x2" for name, n in rows.items()}
     assert found == {"trt_fp16_enable": "1"} | shapes
-
-
-def test_profile_ends_at_the_largest_run(tmp_path):
-    """Batches are divided before the network runs, so larger shapes never occur."""
-    limit = 'parameters { key: "nereid.run_batch_size" value { string_value: "4" } }\n'
-
-    found = tensorrt.options(config(tmp_path, "max_batch_size: 16\n" + DIMS + limit), {})
-
-    assert found["trt_profile_max_shapes"] == "x:4x3x4,size:4x2"
 
 
 @cases(

@@ -50,28 +50,21 @@ def resized(image, transform, rows_first=True):
 
 
 @rows(
-    ((640, 427), Placement(Span(427, 256, 16, 224)), Placement(Span(640, 383, 80, 224))),
-    ((1, 1), Placement(Span(1, 256, 16, 224)), Placement(Span(1, 256, 16, 224))),
-    ((451, 300), Placement(Span(300, 256, 16, 224)), Placement(Span(451, 384, 80, 224))),
-    ((259, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(259, 259, 18, 224))),
+    # Torchvision: the longer side is int(256 * long / short), the crop begins at round((long - 224) / 2).
+    (SHORTER, (640, 427), Placement(Span(427, 256, 16, 224)), Placement(Span(640, 383, 80, 224))),
+    (SHORTER, (1, 1), Placement(Span(1, 256, 16, 224)), Placement(Span(1, 256, 16, 224))),
+    (SHORTER, (451, 300), Placement(Span(300, 256, 16, 224)), Placement(Span(451, 384, 80, 224))),
+    (SHORTER, (259, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(259, 259, 18, 224))),
+    # Ultralytics: sides are round(side * ratio), at least 1; an odd row of padding goes below.
+    (LETTERBOX, (64, 64), Placement(Span(64, 64, 0, 64)), Placement(Span(64, 64, 0, 64))),
+    (LETTERBOX, (128, 64), Placement(Span(64, 32, 0, 32), 16), Placement(Span(128, 64, 0, 64))),
+    (LETTERBOX, (64, 63), Placement(Span(63, 63, 0, 63), 0), Placement(Span(64, 64, 0, 64))),
+    (LETTERBOX, (10, 20), Placement(Span(20, 64, 0, 64)), Placement(Span(10, 32, 0, 32), 16)),
+    (LETTERBOX, (9_000, 1), Placement(Span(1, 1, 0, 1), 31), Placement(Span(9_000, 64, 0, 64))),
     ids=str,
 )
-def test_shorter_side_is_resized_and_the_centre_cropped(size_wh, rows, columns):
-    """Torchvision: the longer side is int(256 * long / short), the crop begins at round((long - 224) / 2)."""
-    assert SHORTER.place(size_wh) == (rows, columns)
-
-
-@rows(
-    ((64, 64), Placement(Span(64, 64, 0, 64)), Placement(Span(64, 64, 0, 64))),
-    ((128, 64), Placement(Span(64, 32, 0, 32), 16), Placement(Span(128, 64, 0, 64))),
-    ((64, 63), Placement(Span(63, 63, 0, 63), 0), Placement(Span(64, 64, 0, 64))),
-    ((10, 20), Placement(Span(20, 64, 0, 64)), Placement(Span(10, 32, 0, 32), 16)),
-    ((9_000, 1), Placement(Span(1, 1, 0, 1), 31), Placement(Span(9_000, 64, 0, 64))),
-    ids=str,
-)
-def test_letterbox_fits_and_centres(size_wh, rows, columns):
-    """Ultralytics: sides are round(side * ratio), at least 1; an odd row of padding goes below."""
-    assert LETTERBOX.place(size_wh) == (rows, columns)
+def test_picture_is_placed_as_by_torchvision_and_ultralytics(transform, size_wh, rows, columns):
+    assert transform.place(size_wh) == (rows, columns)
 
 
 @pytest.mark.parametrize("interpolation", ["box", "bilinear", "bicubic", "lanczos"])
