@@ -110,23 +110,41 @@ def test_reader_of_images_reads_the_first_page_of_a_tiff_and_no_pdf():
     assert "expected an image file" in str(refused)
 
 
+def damaged(place: int) -> bytes:
+    """Return a TIFF of three pages with other data in one of them."""
+    file = document(WIDE, HIGH, WIDE, form="TIFF", compression="tiff_lzw")
+    with Image.open(io.BytesIO(file)) as image:
+        image.seek(place)
+        (offset, *_) = image.tag_v2[273]
+    return file[:offset] + b"\xff" * 64 + file[offset + 64 :]
+
+
+FOUR = (BLANK, BLANK, BLANK, BLANK)
+LATE = "page 2: expected text that is read within 0.001 s"
+
+
 @cases(
-    pdf_of_many_pages=(document(BLANK, BLANK, BLANK), "expected a PDF of 1 to 2 pages, got 3"),
-    tiff_of_many_pages=(document(BLANK, BLANK, BLANK, form="TIFF"), "a TIFF of at most 2 pages, got more"),
+    pdf_of_many_pages=(document(*FOUR), {}, "expected a PDF of 1 to 3 pages, got 4"),
+    tiff_of_many_pages=(document(*FOUR, form="TIFF"), {}, "a TIFF of at most 3 pages, got more"),
     no_page=(
         written(b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Kids [] /Count 0 >>"),
+        {},
         "PDF: Failed to load document",
     ),
-    encrypted=(encrypted(), "password"),
-    damaged=(b"%PDF-1.7\n" + bytes(300), "PDF: Failed to load document"),
-    large=(b"%PDF-1.7\n" + bytes(9_000_000), "expected at most 8 MiB"),
-    endless=(endless(), "opens within 2 s a page and 8192 MiB, but its process was killed by SIGKILL"),
+    encrypted=(encrypted(), {}, "password"),
+    damaged=(b"%PDF-1.7\n" + bytes(300), {}, "PDF: Failed to load document"),
+    large=(b"%PDF-1.7\n" + bytes(9_000_000), {}, "expected at most 8 MiB"),
+    endless=(endless(), {}, "opens within 2 s a page and 8192 MiB, but its process was killed by SIGKILL"),
+    second_page=(damaged(1), {}, "page 2: file of"),
+    third_page=(damaged(2), {}, "page 3: file of"),
+    lines_of_a_page=(document(WIDE, HIGH), {"max_lines": 1}, "page 2: expected at most 1"),
+    time_of_a_page=(document(BLANK, BLANK), {"max_read_s": 0.001}, LATE),
 )
-def test_document_that_is_refused(content, message, monkeypatch):
+def test_document_that_is_refused(content, limits, message, monkeypatch):
     monkeypatch.setattr(pdf, "MAX_PAGE_S", 2)
     monkeypatch.setattr(pdf, "MAX_BYTES", 2**33)  # a fast machine needs 1 GiB for the endless one within 2 s
 
-    (error,) = reader(Limits(max_image_bytes=8 * 2**20), max_pages=2).read([content])
+    (error,) = reader(Limits(max_image_bytes=8 * 2**20), max_pages=3, **limits).read([content])
 
     assert isinstance(error, InvalidImage)
     assert message in str(error)
@@ -146,27 +164,6 @@ def test_process_that_fails_is_named(name, value, reason, monkeypatch):
     (error,) = reader(max_pages=1).read([document(WIDE)])
 
     assert re.search(reason, str(error)), error
-
-
-def damaged(place: int) -> bytes:
-    """Return a TIFF of three pages with other data in one of them."""
-    file = document(WIDE, HIGH, WIDE, form="TIFF", compression="tiff_lzw")
-    with Image.open(io.BytesIO(file)) as image:
-        image.seek(place)
-        (offset, *_) = image.tag_v2[273]
-    return file[:offset] + b"\xff" * 64 + file[offset + 64 :]
-
-
-@cases(
-    second=(damaged(1), {}, "page 2: file of"),
-    third=(damaged(2), {}, "page 3: file of"),
-    lines=(document(WIDE, HIGH), {"max_lines": 1}, "page 2: expected at most 1"),
-    time=(document(BLANK, BLANK), {"max_read_s": 0.001}, "page 2: expected text that is read within 0.001 s"),
-)
-def test_error_names_its_page(content, limits, message):
-    (error,) = reader(max_pages=3, **limits).read([content])
-
-    assert message in str(error)
 
 
 def test_directory_that_cannot_be_read_ends_a_tiff():

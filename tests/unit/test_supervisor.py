@@ -374,8 +374,7 @@ def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
     if when != "known":
         driver.step(IndexRead(READY))
     if when == "older":
-        driver.found, driver.states = (SECOND, NEW), {SECOND.process: LIVES, NEW.process: LIVES}
-        driver.see()
+        driver.replace_all(SECOND, NEW)
         driver.step(Reloaded(), 1.0)
 
     commands = [driver.step(ProbeEnded(probe, UNHEALTHY, began_s)) for _ in range(2)]
