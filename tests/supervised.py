@@ -208,30 +208,25 @@ def serving(repository: Path, folder: Path, *words: str, launcher: Sequence[str]
         process.wait()
 
 
-@contextmanager
-def gateway_of(served: Served, log: Path, *words: str) -> Iterator[dict[str, int]]:
+def gateway_of(served: Served, log: Path, *words: str) -> AbstractContextManager[dict[str, int]]:
     """Run `nereid gateway` in front of a served repository; gives its ports."""
-    words = "--repository", str(served.repository), *words
-    with _gateway(log, words, served.environment) as (_, ports):
-        yield ports
+    return running_gateway(
+        log, "--repository", str(served.repository), *words, environment=served.environment
+    )
 
 
 @contextmanager
-def running_gateway(log: Path, *words: str) -> Iterator[dict[str, int]]:
-    with _gateway(log, words, os.environ) as (_, ports):
+def running_gateway(
+    log: Path, *words: str, environment: Mapping[str, str] = os.environ
+) -> Iterator[dict[str, int]]:
+    with announcing([NEREID, "gateway", "--port", "0", *words], log, env=environment) as (_, ports):
         yield ports
 
 
 @contextmanager
 def gateway(log: Path, *words: str) -> Iterator[tuple[subprocess.Popen, str]]:
-    with _gateway(log, words, os.environ) as (process, ports):
+    with announcing([NEREID, "gateway", "--port", "0", *words], log) as (process, ports):
         yield process, f"http://127.0.0.1:{ports['http']}"
-
-
-def _gateway(
-    log: Path, words: Sequence[str], environment: Mapping[str, str]
-) -> AbstractContextManager[tuple[subprocess.Popen, dict[str, int]]]:
-    return announcing([NEREID, "gateway", "--port", "0", *words], log, env=environment)
 
 
 @contextmanager

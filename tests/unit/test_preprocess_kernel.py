@@ -20,7 +20,6 @@ from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, build_table
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
-from tests.conftest import UPRIGHT
 from tests.pictures import encode, levels, noise
 from tests.tables import cases
 
@@ -124,11 +123,10 @@ def weigh(span, transform: Transform, pixels: np.ndarray) -> np.ndarray:
     return np.clip(np.floor(sums * (np.float32(1) / norms)[:, None, None] + np.float32(0.5)), 0, 255)
 
 
-def model(transform: Transform, pixels: np.ndarray, orientation: int = 1) -> np.ndarray:
+def model(transform: Transform, pixels: np.ndarray) -> np.ndarray:
     """Compute the expected output for one image in float32: 0..255 first, then normalised and laid out."""
-    upright = UPRIGHT[orientation](pixels).astype(np.float32)
-    rows, columns = transform.place(upright.shape[1::-1])
-    across = weigh(columns.span, transform, upright.swapaxes(0, 1)).swapaxes(0, 1)
+    rows, columns = transform.place(pixels.shape[1::-1])
+    across = weigh(columns.span, transform, pixels.astype(np.float32).swapaxes(0, 1)).swapaxes(0, 1)
     whole = np.empty((transform.height_px, transform.width_px, 3), np.float32)
     whole[:] = transform.pad_color if transform.color_order == "RGB" else transform.pad_color[::-1]
     whole[rows.inside, columns.inside] = weigh(rows.span, transform, across)
