@@ -1,8 +1,9 @@
-"""Both classifiers without Triton: servers that fail, and arguments of every kind."""
+"""Both classifiers without Triton: servers that fail, arguments of every kind, and requests over HTTP."""
 
 import asyncio
 import gc
 import itertools
+import json
 import re
 import socket
 import subprocess
@@ -15,14 +16,18 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import PIL.Image
 import pytest
+import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import COFFEE
 from nereid.cli.options import collect
 from nereid.client import classifier_errors as errors
 from nereid.client import retry
+from nereid.client.request import check_options, image_tensor, region_tensor
+from nereid.client.rest import LENGTH, Request, RestMethods
 from nereid.client.retry import Attempts, Budget
 from nereid.tasks.classify.client import AsyncClassifier, Classifier
 from nereid.tasks.classify.result import Label, labels
@@ -525,3 +530,41 @@ def test_folders_are_searched_for_images(tmp_path):
     for name, message in (("nope", "nope' does not exist"), ("empty", "has no image")):
         with pytest.raises(ValueError, match=message):
             collect([tmp_path / name])
+
+
+FILES = [b"one", b"", b"three"]
+
+
+class Recorded(RestMethods):
+    def _send(self, request: Request) -> Request:
+        return request
+
+
+def reference(tensor):
+    outputs = [
+        tritonclient.http.InferRequestedOutput("scores", class_count=3),
+        tritonclient.http.InferRequestedOutput("variant"),
+    ]
+    client = tritonclient.http.InferenceServerClient
+    return client.generate_request_body([tensor], outputs, request_id="7", timeout=2_000_000)
+
+
+@pytest.mark.parametrize("memory", ["sent", "shared"])
+def test_request_is_that_of_tritonclient(memory):
+    theirs = tritonclient.http.InferInput("image", [len(FILES), 1], "BYTES")
+    if memory == "sent":
+        ours = image_tensor("http", FILES)
+        theirs.set_data_from_numpy(np.array(FILES, dtype=object).reshape(-1, 1))
+    else:
+        ours = region_tensor("http", len(FILES), "r", 20)
+        theirs.set_shared_memory("r", 20)
+    options = check_options({"top_k": 3, "request_id": "7"}, 30.0)
+
+    arguments = options.infer_arguments("http", ours, ["scores", "variant"], "scores", 2.0)
+    sent = Recorded().infer("m", **arguments)
+
+    body, json_size = reference(theirs)
+    head = int(sent.headers.get(LENGTH, len(b"".join(sent.body))))
+    assert (LENGTH in sent.headers) == (json_size is not None)
+    assert json.loads(b"".join(sent.body)[:head]) == json.loads(body[:json_size])
+    assert b"".join(sent.body)[head:] == body[json_size or len(body) :]
