@@ -239,20 +239,19 @@ def test_short_waits_change_nothing():
         assert driver.show(replace(IDLE, busy=2.0), 0.2) == []
 
 
-def test_pause_after_a_change():
-    """The next instance comes when the old ones have ended, and after new samples."""
-    driver = Driver()
+@cases(
+    # The next instance comes when the old ones have ended, and after new samples.
+    pause=(2, [(WAITING, 1.0, [3]), (WAITING, instances.COOLDOWN_S, []), (WAITING, 1.0, [4])]),
+    busy_ones_are_not_dropped=(3, [(replace(IDLE, busy=1.1), 30.0, []), (replace(IDLE, busy=0.9), 3.2, [2])]),
+    # New instances start next to the old ones, also if they are fewer.
+    none_is_dropped_without_memory=(4, [(replace(IDLE, free_bytes=0.1 * GB), 20.0, []), (IDLE, 3.2, [3])]),
+)
+def test_number_follows_the_samples(count, phases):
+    driver = Driver(count=count)
 
-    assert driver.show(WAITING, 1.0) == [3]
-    assert driver.show(WAITING, instances.COOLDOWN_S) == []
-    assert driver.show(WAITING, 1.0) == [4]
+    found = [driver.show(sample, seconds) for sample, seconds, _ in phases]
 
-
-def test_busy_instances_are_not_dropped():
-    driver = Driver(count=3)
-
-    assert driver.show(replace(IDLE, busy=1.1), 30.0) == []
-    assert driver.show(replace(IDLE, busy=0.9), 7.0)[:1] == [2]
+    assert found == [changes for *_, changes in phases]
 
 
 @cases(
@@ -285,14 +284,6 @@ def test_nothing_is_added_without_room(sample, blocked):
     driver.show(IDLE, 0.2)
     assert driver.decider.blocked == ""
     assert driver.show(replace(WAITING, gpu=GPU), 1.0) == [3]
-
-
-def test_nothing_is_dropped_without_memory():
-    """New instances start next to the old ones, also if they are fewer."""
-    driver = Driver(count=4)
-
-    assert driver.show(replace(IDLE, free_bytes=0.1 * GB), 20.0) == []
-    assert driver.show(IDLE, 3.2) == [3]
 
 
 @pytest.mark.parametrize("refusals", [1, 3])
