@@ -16,7 +16,7 @@ class Budget:
     """Token bucket for retries: while most requests fail, none is retried, so retries add no load.
 
     The bucket grows with the requests in flight, so that if a server dies and all of them fail together,
-    they can all be sent again. It shrinks slowly, because some may notice it when others have a response.
+    they can all be sent again. It keeps its size until it is full, because some may notice late.
 
     Attributes:
         taken: tokens currently missing from the bucket.
@@ -31,7 +31,7 @@ class Budget:
     def __init__(self) -> None:
         self.taken = 0.0
         self.running = 0
-        self._most = 0.0
+        self._most = 0  # of requests in flight, since the bucket was full
         self._lock = threading.Lock()
 
     @contextmanager
@@ -49,7 +49,8 @@ class Budget:
         """Record a request that got a response."""
         with self._lock:
             self.taken = max(0.0, self.taken - self.GAIN)
-            self._most = max(self.running, self._most - self.GAIN)
+            if not self.taken:
+                self._most = 0
 
     def failed(self) -> bool:
         """Record a failure and return whether the request may be sent again."""

@@ -451,11 +451,14 @@ class Admission:
         slot, deadline_s = Slot(self, owner, model, sum(work)), self._clock() + remaining_s
         try:
             is_large = max(work) >= LARGE_WORK
-            # A large image waits for other large ones, in its key's turn only if the key's cost is unknown.
+            # Large images wait for each other; while their key's cost is unknown, also for its small ones.
             if owner and (not is_large or not self.costs.expected_s(owner, model)):
-                await slot.wait(self._own_turns(owner, model), "", remaining_s)
+                turns = self._own_turns(owner, model)
+                if is_large:
+                    self._check_large(turns.waiting)
+                await slot.wait(turns, "", remaining_s)
             if is_large or (owner and self.costs.is_costly(owner, model)):
-                self._check_large(owner)
+                self._check_large(self._large.waiting_of(owner))
                 slot.is_large = True
                 await slot.wait(self._large, owner, max(0.0, deadline_s - self._clock()))
             await slot.wait(self._turns, owner, max(0.0, deadline_s - self._clock()))
@@ -468,8 +471,8 @@ class Admission:
         slot.begin()
         return slot
 
-    def _check_large(self, owner: str) -> None:
-        if (waiting := self._large.waiting_of(owner)) >= MAX_LARGE_WAITING:
+    def _check_large(self, waiting: int) -> None:
+        if waiting >= MAX_LARGE_WAITING:
             raise Failure(
                 "overloaded",
                 f"{waiting} large images of this key are in the queue; retry later",

@@ -370,7 +370,7 @@ async def _admit_and_send(
             raise request.late() from None
         raise
     except BaseException as error:
-        if isinstance(error, Failure) and error.code == "deadline_exceeded":
+        if isinstance(error, Failure) and error.is_of_server and error.code == "deadline_exceeded":
             _release_later(slot)  # a route answers before its variant has
             raise
         if isinstance(error, Failure) and error.code == "overloaded":

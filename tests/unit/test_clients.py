@@ -188,6 +188,10 @@ def test_request_that_fails_late_is_repeated_like_the_others():
                 budget.succeeded()
         assert budget.failed()
 
+    while budget.taken:
+        budget.succeeded()
+    assert [budget.failed() for _ in range(5)] == [True] * 4 + [False]  # as small as before
+
 
 def test_answers_pay_for_repetition():
     budget = Budget()

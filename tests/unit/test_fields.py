@@ -151,6 +151,7 @@ def test_examples_are_found_beside_their_label(form, carrier):
     address_of_a_page=(["www.example.com/tracking", FEDEX], [], (None, None)),
     path_of_a_page=(["https://example.com/en/tracking", FEDEX], [], (None, None)),
     count_of_parcels=([f"Tracking No: {FEDEX} 1 of 2"], [], (FEDEX, True, "label+checksum", "FedEx")),
+    letters_between_digits=([f"Tracking No: {FEDEX} 1DE2"], [], (None, None)),
     label_in_two_languages=([f"Tracking No./运单号: {FEDEX}"], [], (FEDEX, True, "label+checksum", "FedEx")),
     telephone=(["TRACKING #", "(800) 463-3339"], [], (None, None)),
     date=(["TRACKING #", "2026-11-27 14"], [], (None, None)),

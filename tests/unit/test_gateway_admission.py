@@ -289,6 +289,21 @@ async def test_key_that_is_alone_uses_all_slots(clock, limit):
 
 
 @asynchronous
+async def test_large_images_of_an_unknown_key_do_not_pile_up(clock):
+    admission = Admission(64, clock)
+    admission.costs.note("b", "m", 0.01, 1)
+    large = [admission.take(9, "a", [LARGE_WORK], "m") for _ in range(1 + MAX_LARGE_WAITING)]
+    tasks = [asyncio.create_task(each) for each in large]
+    await asyncio.sleep(0)
+
+    with pytest.raises(Failure, match=f"{MAX_LARGE_WAITING} large images of this key are in the queue"):
+        await admission.take(9, "a", [LARGE_WORK], "m")
+    for task in tasks:
+        (await task).release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@asynchronous
 async def test_one_key_leaves_a_slot_to_others(clock):
     admission = Admission(64, clock)
     (await admission.take(9, "b")).release()

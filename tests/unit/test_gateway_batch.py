@@ -10,6 +10,7 @@ from PIL import Image
 from nereid.client import classifier_errors as errors
 from nereid.gateway.admission import MAX_LARGE_WAITING, Admission
 from nereid.gateway.failures import STATUS
+from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteView
 from nereid.gateway.settings import Settings
@@ -124,6 +125,26 @@ async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cance
 
     assert not task.cancelling()
     assert (made.admission.in_flight, upstream.cancelled) == (1, is_cancelled)
+
+
+@asynchronous
+async def test_request_that_was_late_before_it_was_sent_keeps_no_slot(monkeypatch):
+    now, left = [0.0], iter([9.0, 0.0])
+    made = replace(gateway(Upstream()), admission=Admission(8, lambda: now[0]))
+    slot = await made.admission.take(9)
+    now[0] += 30
+    slot.answered()  # the mean round trip is 30 s
+
+    def left_s(request: GatewayRequest) -> float:
+        if seconds := next(left):
+            return seconds
+        raise request.late()
+
+    monkeypatch.setattr(GatewayRequest, "left_s", left_s)
+    caller = Caller(made, headers=[(b"x-request-timeout-ms", b"60000")])
+    await caller.start()
+
+    assert (caller.sent[0]["status"], made.admission.in_flight) == (504, 0)
 
 
 @asynchronous

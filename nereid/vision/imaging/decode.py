@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -262,24 +262,25 @@ def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarray:
+def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers, plain: bytes = b"") -> np.ndarray:
+    """Decode a JPEG, or `plain`, which is the same image without a harmless fault."""
+    encoded = plain or image.encoded
     width, height = (-(-side // shrink) for side in image.size_wh)
     memory = buffers.take("pixels", (height * width * len(image.colorspace),), np.uint8)
     # simplejpeg picks the smallest scale that reaches these sizes, which is exactly 1 / shrink.
     options = {"colorspace": image.colorspace, "min_height": height, "min_width": width, "buffer": memory}
     try:
-        pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
+        pixels: np.ndarray = simplejpeg.decode_jpeg(encoded, **options)
     except Exception as error:  # warnings raise, too; damaged files also raise KeyError and more
         if not HARMLESS.search(str(error)):
             raise _damaged(image, error) from None
         try:
-            simplejpeg.decode_jpeg_header(image.encoded)
+            simplejpeg.decode_jpeg_header(encoded)
         except Exception:  # it warned about the header, and decoded nothing
-            plain = jpeg.without_extras(image.encoded)
-            if plain == image.encoded:
+            if plain:
                 raise _damaged(image, error) from None
-            return _decode_jpeg(replace(image, encoded=plain), shrink, buffers)
-        if not any(marker == jpeg.END_OF_IMAGE for marker, *_ in jpeg.segments(image.encoded)):
+            return _decode_jpeg(image, shrink, buffers, jpeg.without_extras(encoded))
+        if not any(marker == jpeg.END_OF_IMAGE for marker, *_ in jpeg.segments(encoded)):
             raise _damaged(image, "it ends too early") from None
         pixels = memory.reshape(height, width, -1)  # complete, because the warning came at the end
     if image.colorspace == "CMYK":  # JPEGs store the complement

@@ -31,7 +31,7 @@ _GROUP = re.compile(r"[0-9A-Za-z]+")
 _STOPS = re.compile(r"[.·]")
 _SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*")
 # Of several parcels, at the end of a line: `1 of 2`, `(1/2)`.
-_COUNT = re.compile(r"(?<=[\s(])([1-9]\d?)\s?(?:/|of|von|de|di|van)\s?([1-9]\d?)\)?\s*$", re.IGNORECASE)
+_COUNT = re.compile(r"(?<=[\s(])[1-9]\d?(?:\s?/\s?|\s(?:of|von|de|di|van)\s)[1-9]\d?\)?\s*$", re.I)
 # Telephone numbers and dates, which digits without letters may be.
 _OTHER_KINDS = re.compile(
     r"\+.*|\D?\d{3}\)?[ -]\d{3}[ -]\d{4}|\D?20\d\d[-.]\d\d?[-.]\d\d?\b.*|\D?\d\d?[-.]\d\d?[-.]20\d\d\b.*"

@@ -22,7 +22,7 @@ _Corners: TypeAlias = tuple[float, float, float, float, bool]
 _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
 # Words allowed between a label and its value are shorter, such as `no`.
 _WORD = re.compile(r"[^\W\d_]{3,}|[\u3400-\u9fff]")
-_ADDRESS = re.compile(r"(?:\S*//|\S*\.\w)\S*/")
+_ADDRESS = re.compile(r"//|\.\w")
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 MAX_SHORT = 2
 # Kinds of labels: the field's own, possibly its own, and those of other numbers.
@@ -105,7 +105,7 @@ def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
         for match in label_expression(labels).finditer(text):
             is_own = bool(rule.labels and label_expression(rule.labels).fullmatch(match[0]))
             before = text[: match.start()]
-            if _ADDRESS.fullmatch(before.rpartition(" ")[2]):  # of a web page
+            if before.endswith("/") and _ADDRESS.search(before.rpartition(" ")[2]):  # of a web page
                 continue
             is_short = len(match[0]) <= MAX_SHORT and _CHINESE.match(match[0])
             kind = OWN if is_own else OTHERS
