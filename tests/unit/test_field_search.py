@@ -54,9 +54,20 @@ def tracking(*lines):
     ([line("追踪号：JDVA12345678901-1-1-")], "JDVA12345678901"),
     ([line("KQ 1234 5678 5GB")], "KQ123456785GB"),
     ([line(OTHER_SF), line("运单号", top=100), line("SF2222222222222", top=130)], "SF2222222222222"),
+    # Letters that the format prescribes, dirt between digits, and a label with a wrong letter.
+    ([line("运单号:5F 1234 5678 9012 3")], "SF1234567890123"),
+    ([line("SF :1234 5678 9012 3")], "SF1234567890123"),
+    ([line("TRK# 1234.5678 9012")], "123456789012"),
+    ([line("TRACKING NO. 1234 5678 90:12")], "123456789012"),
+    ([line("Sendungsmummer:"), line("42345678901", top=30)], "42345678901"),
+    ([line("N de suiv| 7905 3531 2317")], FEDEX),
+    ([line("ORIGIN ID:LAXA"), line("7905 3531 2317", top=300)], FEDEX),
     # A part of a number is not a number.
-    ([line("运单号:5F 1234 5678 9012 3")], None),
-    ([line("TRK# 1234.5678 9012")], None),
+    ([line("运单号:5X 1234 5678 9012 3")], None),
+    ([line("5F 1234 5678 9012 3")], None),
+    ([line("TRK# 1234.5678 9013")], None),
+    ([line("Sendungsmummmer"), line("42345678901", top=30)], None),
+    ([line("Tracking Number"), line("Kundennunmer: 42345678901", top=30)], None),
     ([line("TRK# 1234 5678 9012"), line("3", left=260)], "123456789012"),
     ids=lambda value: repr(value)[:40],
 )

@@ -124,7 +124,7 @@ def _read(text: str, form: Format) -> NumberReading | None:
         evidence = rarity + _proof(form, judgement[1])
         return NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
     if form.checksum == "none":
-        return None
+        return _with_literals(text, form, shapes, kinds)
     checksum = CHECKSUMS[form.checksum]
     by_value: dict[str, NumberReading] = {}
     is_near = False
@@ -141,6 +141,19 @@ def _read(text: str, form: Format) -> NumberReading | None:
     fewest = min(map(_corrections, by_value.values()), default=0)
     proven = [each for each in by_value.values() if _corrections(each) == fewest]
     return proven[0] if len(proven) == 1 else NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM)
+
+
+def _with_literals(
+    text: str, form: Format, shapes: tuple[Shape, ...], kinds: tuple[bool, ...]
+) -> NumberReading | None:
+    """Return a text with the letters that the pattern prescribes, such as `SF`, if one of them was read."""
+    for shape in shapes:
+        letters = sum(len(accepted) == 1 and accepted <= LETTERS for accepted, *_ in shape)
+        for value, _, corrections in _corrected(text, shape, None):
+            if len(corrections) < letters:
+                evidence = (_rarity(shape, kinds) or 0.0) + _cost(corrections)
+                return NumberReading(value, None, corrections, evidence, _covers(form, len(text)))
+    return None
 
 
 @cache
@@ -196,12 +209,12 @@ def _share(accepted: frozenset[str], is_digit: bool) -> float:
 
 
 def _corrected(
-    text: str, shape: Shape, checksum: Checksum
+    text: str, shape: Shape, checksum: Checksum | None
 ) -> Iterator[tuple[str, str, tuple[CharacterCorrection, ...]]]:
     """Yield the value and checked part of a shape, changing a text only where it does not match.
 
     A matching character is kept even if another would satisfy the checksum: that proves too little. A
-    position that the checksum does not cover is replaced only if the pattern allows a single character there.
+    position that no checksum covers is replaced only if the pattern allows a single character there.
     """
     options: list[str] = []
     wrong = position = 0
@@ -211,7 +224,8 @@ def _corrected(
         else:
             wrong += 1
             fitting = "".join(each for each in LOOK_ALIKES.get(character, "") if each in accepted)
-            is_covered = is_checked and checksum.covers(position, sum(each[2] for each in shape))
+            count = sum(each[2] for each in shape)
+            is_covered = checksum is not None and is_checked and checksum.covers(position, count)
             if wrong > MAX_CORRECTED or not fitting or not (is_covered or len(accepted) == 1):
                 return
             options.append(fitting)

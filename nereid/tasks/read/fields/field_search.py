@@ -27,9 +27,9 @@ from nereid.tasks.read.outputs import edit_distance
 # Maximum groups of characters in one number, such as `1Z 999 AA1 01 2345 6784`, or single characters.
 MAX_GROUPS, MAX_SINGLE_CHARACTERS = 16, 40
 _GROUP = re.compile(r"[0-9A-Za-z]+")
-# A full stop may be dirt or a decimal point, so it separates only formats that need no label.
-_STOPS = re.compile(r"[.·]")
-_SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*")
+# A full stop or a colon may be dirt or mean something, so a format that needs a label also needs a checksum.
+_STOPS = re.compile(r"[.·:]")
+_SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*:?")
 # Of several parcels, at the end of a line: `1 of 2`, `(1/2)`.
 _COUNT = re.compile(r"(?<=[\s(])[1-9]\d?(?:\s?/\s?|\s(?:of|von|de|di|van)\s)[1-9]\d?\)?\s*$", re.I)
 # Telephone numbers and dates, which digits without letters may be.
@@ -66,7 +66,7 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             has_stop = has_stop or bool(_STOPS.search(gap))
             forms = by_length.get(len(text), ())
             if has_stop and forms:
-                forms = tuple(each for each in forms if not each[0].needs_label)
+                forms = tuple(each for each in forms if not each[0].needs_label or _has_checksum(each))
             start, end = group.start(), groups[last].end()
             is_part = bool(forms) and _goes_on(row, groups, first, last)
             if is_part:
@@ -75,12 +75,17 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
                 continue
             read = read_number(text, forms, named) if forms else None
-            if read and (read.reading.valid or not is_part):
+            is_doubtful = is_part or (has_stop and read is not None and read.form.needs_label)
+            if read and (read.reading.valid or not is_doubtful):
                 yield start, end, read, is_part and text.isdigit()
 
 
+def _has_checksum(form: Form) -> bool:
+    return form[0].checksum != "none"
+
+
 def _is_clear(form: Form) -> bool:
-    return form[0].checksum != "none" and not form[0].needs_label
+    return _has_checksum(form) and not form[0].needs_label
 
 
 def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:

@@ -1,14 +1,18 @@
 """Labels on a page: how near a value is to its own label, another number's label, or another word."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import TypeAlias
+from unicodedata import normalize
 
 import numpy as np
 
 from nereid.tasks.read.fields.rows import Place, Row
 from nereid.tasks.read.fields.specification import FieldRule, forms_of, label_expression
+from nereid.tasks.read.outputs import edit_distance
 
 MAX_LABELS_FOUND = 200
 # Maximum distance of a value from its label, in text heights.
@@ -25,6 +29,10 @@ _WORD = re.compile(r"[^\W\d_]{3,}|[\u3400-\u9fff]")
 _ADDRESS = re.compile(r"//|\.\w")
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 MAX_SHORT = 2
+_LETTERS = re.compile(r"[^\W\d_]+")
+# A label with one wrong letter has at least this many, in at most so many words.
+MIN_LETTERS, MAX_WORDS = 8, 3
+END = MIN_LETTERS // 2
 # Kinds of labels: the field's own, possibly its own, and those of other numbers.
 OWN, CUT, OTHERS = "own", "cut", "others"
 
@@ -63,7 +71,7 @@ class Labels:
         self._is_number = any(form.joined for form, _ in forms_of(rule))
         places: dict[str, list[_Corners]] = {OWN: [], CUT: [], OTHERS: []}
         for number, row in enumerate(rows):
-            for start, end, kind in _labels_in(row.text, rule):
+            for start, end, kind in _labels_of(row, rule):
                 self._ends.setdefault(number, []).append(end)
                 places[kind].append(_corners(row, start, end, self._is_number))
         self._own, self._cut, self._other = (
@@ -92,6 +100,37 @@ class Labels:
         is_direct = not self._is_number or not _WORD.search(before)
         evidence = max(LABEL - PER_HEIGHT * distance, INDIRECT) if is_direct else INDIRECT
         return Nearness(distance, evidence, may_be_cut=cut < clear)
+
+
+def _labels_of(row: Row, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
+    """Yield the start, end and kind of a row's labels; boxes without one may begin with a misread one."""
+    found = list(_labels_in(row.text, rule))
+    yield from found
+    for piece in row.pieces:
+        if not any(start < piece.end and piece.start < end for start, end, _ in found):
+            end, label = _misread(piece.text, _long_labels((*rule.labels, *rule.other_labels)))
+            if end:
+                yield piece.start, piece.start + end, OWN if label in rule.labels else OTHERS
+
+
+def _misread(text: str, labels: Mapping[str, str]) -> tuple[int, str]:
+    """Return the end of a label that begins a text with one wrong letter, and the label; 0 and "" if none."""
+    words = list(islice(_LETTERS.finditer(text), MAX_WORDS))
+    for count in range(len(words), 0, -1):
+        read = "".join(each[0] for each in words[:count]).lower()
+        for letters, label in labels.items():
+            # One wrong letter leaves one of the ends as it is.
+            is_alike = letters[:END] == read[:END] or letters[-END:] == read[-END:]
+            if is_alike and edit_distance(letters, read) <= 1:
+                return words[count - 1].end(), label
+    return 0, ""
+
+
+@cache
+def _long_labels(labels: tuple[str, ...]) -> Mapping[str, str]:
+    """Return labels whose letters are many enough to be known with one of them wrong, by their letters."""
+    letters = {"".join(_LETTERS.findall(normalize("NFKC", each))).lower(): each for each in labels}
+    return {each: label for each, label in letters.items() if len(each) >= MIN_LETTERS}
 
 
 def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
