@@ -23,6 +23,8 @@ BELOW_PENALTY = 1.0
 # word is between them. A number beside another number's label is the field in 1 of 1,000 cases.
 LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.8, 1.0, -3.0
 _Corners: TypeAlias = tuple[float, float, float, float, bool]
+# Labels by their letters, by how many these are.
+_ByLength: TypeAlias = Mapping[int, Mapping[str, str]]
 _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
 # Words allowed between a label and its value are shorter, such as `no`.
 _WORD = re.compile(r"[^\W\d_]{3,}|[\u3400-\u9fff]")
@@ -70,8 +72,9 @@ class Labels:
         self._ends: dict[int, list[int]] = {}
         self._is_number = any(form.joined for form, _ in forms_of(rule))
         places: dict[str, list[_Corners]] = {OWN: [], CUT: [], OTHERS: []}
+        long = _long_labels((*rule.labels, *rule.other_labels))
         for number, row in enumerate(rows):
-            for start, end, kind in _labels_of(row, rule):
+            for start, end, kind in _labels_of(row, rule, long):
                 self._ends.setdefault(number, []).append(end)
                 places[kind].append(_corners(row, start, end, self._is_number))
         self._own, self._cut, self._other = (
@@ -102,35 +105,40 @@ class Labels:
         return Nearness(distance, evidence, may_be_cut=cut < clear)
 
 
-def _labels_of(row: Row, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
+def _labels_of(row: Row, rule: FieldRule, long: _ByLength) -> Iterator[tuple[int, int, str]]:
     """Yield the start, end and kind of a row's labels; boxes without one may begin with a misread one."""
     found = list(_labels_in(row.text, rule))
     yield from found
     for piece in row.pieces:
         if not any(start < piece.end and piece.start < end for start, end, _ in found):
-            end, label = _misread(piece.text, _long_labels((*rule.labels, *rule.other_labels)))
+            end, label = _misread(piece.text, long)
             if end:
                 yield piece.start, piece.start + end, OWN if label in rule.labels else OTHERS
 
 
-def _misread(text: str, labels: Mapping[str, str]) -> tuple[int, str]:
+def _misread(text: str, labels: _ByLength) -> tuple[int, str]:
     """Return the end of a label that begins a text with one wrong letter, and the label; 0 and "" if none."""
     words = list(islice(_LETTERS.finditer(text), MAX_WORDS))
     for count in range(len(words), 0, -1):
         read = "".join(each[0] for each in words[:count]).lower()
-        for letters, label in labels.items():
-            # One wrong letter leaves one of the ends as it is.
-            is_alike = letters[:END] == read[:END] or letters[-END:] == read[-END:]
-            if is_alike and edit_distance(letters, read) <= 1:
-                return words[count - 1].end(), label
+        for length in range(len(read) - 1, len(read) + 2):
+            for letters, label in labels.get(length, {}).items():
+                # One wrong letter leaves one of the ends as it is.
+                is_alike = letters[:END] == read[:END] or letters[-END:] == read[-END:]
+                if is_alike and edit_distance(letters, read) <= 1:
+                    return words[count - 1].end(), label
     return 0, ""
 
 
 @cache
-def _long_labels(labels: tuple[str, ...]) -> Mapping[str, str]:
-    """Return labels whose letters are many enough to be known with one of them wrong, by their letters."""
-    letters = {"".join(_LETTERS.findall(normalize("NFKC", each))).lower(): each for each in labels}
-    return {each: label for each, label in letters.items() if len(each) >= MIN_LETTERS}
+def _long_labels(labels: tuple[str, ...]) -> _ByLength:
+    """Return the labels that are known with one wrong letter."""
+    found: dict[int, dict[str, str]] = {}
+    for label in labels:
+        letters = "".join(_LETTERS.findall(normalize("NFKC", label))).lower()
+        if len(letters) >= MIN_LETTERS:
+            found.setdefault(len(letters), {})[letters] = label
+    return found
 
 
 def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
