@@ -1,4 +1,4 @@
-"""Readings of a number: as recognised, or with look-alike characters replaced where a checksum proves it.
+"""Readings of a number: as recognised, or with look-alike characters replaced as its format requires.
 
 The evidence for a reading is the logarithm of its rarity: 3 means that 1 in 1,000 random texts has it.
 """
@@ -61,7 +61,7 @@ class NumberReading:
     Attributes:
         value: without separators, in upper case; as read if the format is not joined.
         valid: whether the checksum matches; None without one.
-        corrections: replaced characters; only present if the checksum proves them.
+        corrections: replaced characters, which the checksum proves or the format prescribes.
         covered: whether the checksum covers all characters that may vary.
     """
 
@@ -124,7 +124,7 @@ def _read(text: str, form: Format) -> NumberReading | None:
         evidence = rarity + _proof(form, judgement[1])
         return NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
     if form.checksum == "none":
-        return _with_literals(text, form, shapes, kinds)
+        return _with_letters(text, shapes, kinds)
     checksum = CHECKSUMS[form.checksum]
     by_value: dict[str, NumberReading] = {}
     is_near = False
@@ -143,16 +143,14 @@ def _read(text: str, form: Format) -> NumberReading | None:
     return proven[0] if len(proven) == 1 else NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM)
 
 
-def _with_literals(
-    text: str, form: Format, shapes: tuple[Shape, ...], kinds: tuple[bool, ...]
-) -> NumberReading | None:
-    """Return a text with the letters that the pattern prescribes, such as `SF`, if one of them was read."""
+def _with_letters(text: str, shapes: tuple[Shape, ...], kinds: tuple[bool, ...]) -> NumberReading | None:
+    """Return a text with the prescribed characters, such as `SF`, if at least one letter of them was read."""
     for shape in shapes:
         letters = sum(len(accepted) == 1 and accepted <= LETTERS for accepted, *_ in shape)
         for value, _, corrections in _corrected(text, shape, None):
             if len(corrections) < letters:
                 evidence = (_rarity(shape, kinds) or 0.0) + _cost(corrections)
-                return NumberReading(value, None, corrections, evidence, _covers(form, len(text)))
+                return NumberReading(value, None, corrections, evidence)
     return None
 
 

@@ -27,7 +27,7 @@ from nereid.tasks.read.outputs import edit_distance
 # Maximum groups of characters in one number, such as `1Z 999 AA1 01 2345 6784`, or single characters.
 MAX_GROUPS, MAX_SINGLE_CHARACTERS = 16, 40
 _GROUP = re.compile(r"[0-9A-Za-z]+")
-# A full stop or a colon may be dirt or mean something, so a format that needs a label also needs a checksum.
+# A full stop or a colon may be dirt: across one, a format that needs a label also needs a checksum.
 _STOPS = re.compile(r"[.·:]")
 _SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*:?")
 # Of several parcels, at the end of a line: `1 of 2`, `(1/2)`.

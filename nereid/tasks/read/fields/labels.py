@@ -23,7 +23,7 @@ BELOW_PENALTY = 1.0
 # word is between them. A number beside another number's label is the field in 1 of 1,000 cases.
 LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.8, 1.0, -3.0
 _Corners: TypeAlias = tuple[float, float, float, float, bool]
-# Labels by their letters, by how many these are.
+# Labels by their number of letters, then by these letters.
 _ByLength: TypeAlias = Mapping[int, Mapping[str, str]]
 _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
 # Words allowed between a label and its value are shorter, such as `no`.
@@ -32,9 +32,9 @@ _ADDRESS = re.compile(r"//|\.\w")
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 MAX_SHORT = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
-# A label with one wrong letter has at least this many, in at most so many words.
-MIN_LETTERS, MAX_WORDS = 8, 3
-END = MIN_LETTERS // 2
+# Minimum letters and maximum words of a label that is recognised with one wrong letter, which leaves this
+# many letters intact at one end.
+MIN_LETTERS, MAX_WORDS, INTACT = 8, 3, 4
 # Kinds of labels: the field's own, possibly its own, and those of other numbers.
 OWN, CUT, OTHERS = "own", "cut", "others"
 
@@ -106,7 +106,7 @@ class Labels:
 
 
 def _labels_of(row: Row, rule: FieldRule, long: _ByLength) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, end and kind of a row's labels; boxes without one may begin with a misread one."""
+    """Yield the start, end and kind of a row's labels. A box without one may start with a misread one."""
     found = list(_labels_in(row.text, rule))
     yield from found
     for piece in row.pieces:
@@ -117,14 +117,13 @@ def _labels_of(row: Row, rule: FieldRule, long: _ByLength) -> Iterator[tuple[int
 
 
 def _misread(text: str, labels: _ByLength) -> tuple[int, str]:
-    """Return the end of a label that begins a text with one wrong letter, and the label; 0 and "" if none."""
+    """Return where a label with one wrong letter ends that starts a text, and the label; else 0 and ""."""
     words = list(islice(_LETTERS.finditer(text), MAX_WORDS))
     for count in range(len(words), 0, -1):
         read = "".join(each[0] for each in words[:count]).lower()
         for length in range(len(read) - 1, len(read) + 2):
             for letters, label in labels.get(length, {}).items():
-                # One wrong letter leaves one of the ends as it is.
-                is_alike = letters[:END] == read[:END] or letters[-END:] == read[-END:]
+                is_alike = letters[:INTACT] == read[:INTACT] or letters[-INTACT:] == read[-INTACT:]
                 if is_alike and edit_distance(letters, read) <= 1:
                     return words[count - 1].end(), label
     return 0, ""
@@ -132,7 +131,7 @@ def _misread(text: str, labels: _ByLength) -> tuple[int, str]:
 
 @cache
 def _long_labels(labels: tuple[str, ...]) -> _ByLength:
-    """Return the labels that are known with one wrong letter."""
+    """Return the labels that are long enough to be recognised with one wrong letter."""
     found: dict[int, dict[str, str]] = {}
     for label in labels:
         letters = "".join(_LETTERS.findall(normalize("NFKC", label))).lower()

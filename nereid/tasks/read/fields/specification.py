@@ -67,8 +67,8 @@ class Format(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     joined: Annotated[
         bool,
         Meta(
-            description="Compares letters and digits without the spaces, hyphens and parentheses between "
-            "them, also over neighbouring boxes of a row. If false, the pattern is searched in the text."
+            description="Compares letters and digits without the spaces and punctuation between them, "
+            "also over neighbouring boxes of a row. If false, the pattern is searched in the text."
         ),
     ] = True
     needs_label: Annotated[
