@@ -123,7 +123,10 @@ class Readings:
                 file.write(f"{json.dumps((key, *found))}\n")
         lines, barcodes = self._known[key]
         return (
-            [RecognisedLine(text, score, np.array(box, np.float32)) for text, score, box in lines],
+            [
+                RecognisedLine(text, score, np.array(box, np.float32), others="".join(others))
+                for text, score, box, *others in lines
+            ],
             [(text, np.array(box, np.float32)) for text, box in barcodes],
         )
 
@@ -131,7 +134,7 @@ class Readings:
         (lines,) = self._reader.read([encoded])
         if isinstance(lines, ServingError):
             raise lines
-        texts = [(each.text, each.confidence, each.box.tolist()) for each in lines]
+        texts = [(each.text, each.confidence, each.box.tolist(), each.others) for each in lines]
         return texts, [(each.text, each.box.tolist()) for each in self._reader.barcodes[0]]
 
     def _theirs(self, encoded: bytes) -> tuple[list[Any], list[Any]]:

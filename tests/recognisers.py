@@ -26,11 +26,12 @@ def raw(target: Path, is_softmax: bool = True, characters: Sequence[str] | None 
     """
     model = onnx.load(ADAPTED)
     own = characters_of(model)
-    best, _ = [node for node in model.graph.node if node.op_type in ("ArgMax", "ReduceMax")]
-    name, classes = best.input[0], len(own) + 2
+    (top,) = [node for node in model.graph.node if node.op_type == "TopK"]
+    name, classes = top.input[0], len(own) + 2
     (last,) = [node for node in model.graph.node if list(node.output) == [name]]
-    dropped = {"ArgMax", "ReduceMax"}
-    kept = [node for node in model.graph.node if node.op_type not in dropped and (is_softmax or node != last)]
+    picked = [node for node in model.graph.node if node.input[0] in top.output]
+    dropped = [top, *picked, *(() if is_softmax else (last,))]
+    kept = [node for node in model.graph.node if node not in dropped]
     del model.graph.node[:], model.graph.output[:]
     model.graph.node.extend(kept)
     model.graph.output.append(value(name if is_softmax else last.input[0], "FP32", ["N", "T", classes]))

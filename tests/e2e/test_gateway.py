@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import io
 import re
 import socket
 import sys
@@ -18,6 +17,7 @@ from nereid.server.ports import free_ports
 from tests.deployment import running
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.gateways import check_schema
+from tests.pictures import save
 from tests.routes import wait_until
 
 WATCHDOG_S = 30
@@ -116,15 +116,14 @@ def exchange(port: int, head: str, body: bytes, closes: bool) -> http.client.HTT
 @pytest.fixture(scope="module")
 def slow_image():
     """An image that takes the server longer than the client takes to close its connection."""
-    with io.BytesIO() as file:
-        Image.new("RGB", (8000, 8000)).save(file, "PNG")
-        return file.getvalue()
+    return save(Image.new("RGB", (8000, 8000)))
 
 
-def test_client_that_closes_its_sending_side_is_answered(base, slow_image):
+def test_client_that_closes_its_sending_side_is_answered(base):
     """As `nc -N` and some load balancers do; the connection ends after the response."""
-    port, head = httpx.URL(base).port, f"content-type: image/png\r\ncontent-length: {len(slow_image)}"
-    answer = exchange(port, head, slow_image, True)
+    image = save(Image.new("RGB", (2000, 2000)))
+    port, head = httpx.URL(base).port, f"content-type: image/png\r\ncontent-length: {len(image)}"
+    answer = exchange(port, head, image, True)
 
     assert (answer.status, answer.getheader("connection")) == (200, "close")
 

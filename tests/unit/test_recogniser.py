@@ -1,4 +1,4 @@
-"""Changes of a recogniser's file: the best class of each step, its probability, and the characters."""
+"""Changes of a recogniser's file: the best classes of each step, their probabilities, and the characters."""
 
 import numpy as np
 import onnx
@@ -16,6 +16,7 @@ from tests.networks import value
 from tests.recognisers import CHARACTERS, TestRecogniser
 from tests.tables import cases
 
+OUTPUTS = ("index", "probability", "next_index", "next_probability")
 LINES = np.random.default_rng(3).uniform(-1, 1, (2, 3, 48, 64)).astype(np.float32)
 
 
@@ -29,23 +30,23 @@ LINES = np.random.default_rng(3).uniform(-1, 1, (2, 3, 48, 64)).astype(np.float3
     no_space=TestRecogniser(classes=len(CHARACTERS) + 1),
     probabilities_in_an_old_opset=TestRecogniser(has_softmax=True, opset=11),
 )
-def test_best_class_of_each_step(tmp_path, recogniser):
+def test_best_classes_of_each_step(tmp_path, recogniser):
     onnx.save(recogniser.build(), tmp_path / "model.onnx")
 
     activation = "none" if recogniser.has_softmax else "softmax"
     outputs, changes, _ = adapt_file(tmp_path / "model.onnx", activation=activation)
 
-    assert outputs == ("index", "probability")
+    assert outputs == OUTPUTS
     assert changes
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     assert session.get_inputs()[0].shape[1:3] == [3, 48]
-    index, probability = session.run(None, {"x": LINES})
-    expected = recogniser.probabilities(LINES)
-    assert (index.dtype, probability.dtype) == (np.int64, np.float32)
-    assert index.tolist() == expected.argmax(2).tolist()
+    found, expected = session.run(None, {"x": LINES}), recogniser.probabilities(LINES)
+    assert [each.dtype for each in found] == [np.int64, np.float32] * 2
     # The classes are rounded to half precision in the one with FP16.
     tolerance = 5e-3 if recogniser.datatype == "FP16" else 1e-5
-    np.testing.assert_allclose(probability, expected.max(2), rtol=tolerance)
+    for place, (index, probability) in enumerate((found[:2], found[2:]), 1):
+        assert index.tolist() == expected.argsort(2)[:, :, -place].tolist()
+        np.testing.assert_allclose(probability, np.sort(expected, 2)[:, :, -place], rtol=tolerance)
 
 
 def test_changed_file_stays_as_it_is():
@@ -55,7 +56,7 @@ def test_changed_file_stays_as_it_is():
 
     outputs, changes, _ = adapt(model)
 
-    assert (outputs, changes) == (("index", "probability"), [])
+    assert (outputs, changes) == (OUTPUTS, [])
     assert model.SerializeToString() == before
     with pytest.raises(WrongUsage, match=r"append a softmax: .* fix: --activation none if 'probability'"):
         adapt(model, activation="softmax")
@@ -69,18 +70,34 @@ def test_given_characters_are_written_to_the_file(tmp_path):
     assert "5 characters are written to the metadata 'character'" in changes
     assert characters_of(onnx.load(tmp_path / "model.onnx")) == CHARACTERS
     found = Characters.from_file(tmp_path / "model.onnx")
-    ((text, _),) = found.decode(np.array([[1, 0, 4, 6]]), np.ones((1, 4), np.float32))
+    ((text, *_),) = found.decode(np.array([[1, 0, 4, 6]]), np.ones((1, 4), np.float32))
     assert text == "a\u2028 "
 
 
-def test_tensors_get_the_names_of_the_current_version(tmp_path):
+@cases("names", two=("best", "sure"), four=("best", "sure", "other", "less_sure"))
+def test_tensors_get_the_names_of_the_current_version(tmp_path, names):
+    """A version from before a recogniser returned the second best class has two outputs."""
     onnx.save(TestRecogniser().build(), tmp_path / "model.onnx")
 
-    outputs = adapt_file(tmp_path / "model.onnx", names=("lines", "best", "sure")).outputs
-
-    assert outputs == ("best", "sure")
+    assert adapt_file(tmp_path / "model.onnx", names=("lines", *names)).outputs == names
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    assert [each.name for each in (*session.get_inputs(), *session.get_outputs())] == ["lines", *outputs]
+    found = [each.name for each in (*session.get_inputs(), *session.get_outputs())]
+    assert found == ["lines", *names, *OUTPUTS[len(names) :]]
+
+
+def only_best(model):
+    """Adapt a model as it was done before the second best class was returned."""
+    adapt(model)
+    del model.graph.output[2:]
+    return model
+
+
+def test_file_with_the_best_class_only_does_not_replace_one_with_two(tmp_path):
+    onnx.save(only_best(TestRecogniser(has_softmax=True).build()), tmp_path / "model.onnx")
+
+    assert adapt_file(tmp_path / "model.onnx").outputs == OUTPUTS[:2]
+    with pytest.raises(WrongUsage, match="expected the outputs a, b, c, d of the current version, got only"):
+        adapt_file(tmp_path / "model.onnx", names=("lines", *"abcd"))
 
 
 ONE_INPUT = r"expected one input for lines of text, FP32 \[N,3,48,width\] with any width, got 'x' FLOAT "
@@ -111,7 +128,7 @@ def test_several_outputs_need_a_choice():
     with pytest.raises(WrongUsage, match=r"expected one output .* got 'classes' FLOAT .* fix: .* --output"):
         adapt(model)
 
-    assert adapt(model, NetworkChoices(output="classes"))[0] == ("index", "probability")
+    assert adapt(model, NetworkChoices(output="classes"))[0] == OUTPUTS
 
 
 @cases(
@@ -138,8 +155,7 @@ def test_notes_about_characters(recogniser, given, notes):
 
 
 def test_best_classes_may_come_in_either_order():
-    model = TestRecogniser(has_softmax=True).build()
-    adapt(model)
+    model = only_best(TestRecogniser(has_softmax=True).build())
     index, probability = list(model.graph.output)
     del model.graph.output[:]
     model.graph.output.extend([probability, index])
@@ -162,5 +178,5 @@ def test_old_file_with_weights_as_inputs_can_be_opened(tmp_path):
 
     onnx.checker.check_model(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    index, _ = session.run(None, {"x": LINES})
+    index, *_ = session.run(None, {"x": LINES})
     assert index.tolist() == TestRecogniser().probabilities(LINES).argmax(2).tolist()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nereid.base.errors import InvalidConfig
-from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.characters import MIN_OTHER, Characters
 from nereid.tasks.read.line_images import MAX_PADDING, DetectorInput, batches, network_size, stacked
 from nereid.tasks.read.line_search import upside_down
 from tests.tables import cases
@@ -79,11 +79,22 @@ def test_repeated_classes_and_blanks_are_left_out():
     index = np.array([[0, 1, 1, 0, 1, 3, 2], [0, 0, 0, 0, 0, 0, 0]])
     probability = np.array([[0.1, 0.9, 0.2, 0.1, 0.7, 0.5, 0.3], [0.5] * 7], np.float32)
 
-    (text, confidence), empty = characters.decode(index, probability)
+    (text, confidence, others), empty = characters.decode(index, probability)
 
-    assert text == "aa b"
+    assert (text, others) == ("aa b", "")
     assert confidence == pytest.approx(0.6)  # float32 inputs
-    assert empty == ("", 0.0)
+    assert empty == ("", 0.0, "")
+
+
+def test_second_best_characters_are_those_that_are_probable():
+    characters = Characters(["a", "b"])
+    index, next_index = np.array([[1, 1, 2, 2, 0, 1]]), np.array([[2, 0, 0, 1, 1, 2]])
+    probability = np.full((1, 6), 0.6, np.float32)
+    next_probability = np.array([[0.3, 0.3, 0.3, 0.3, 0.3, MIN_OTHER / 2]], np.float32)
+
+    ((text, _, others),) = characters.decode(index, probability, next_index, next_probability)
+
+    assert (text, others) == ("aba", "b  ")
 
 
 @cases("content", empty=b"", cut=b"\xff\xff", group=b"\x0b\x00", endless=b"\x80" * 50_000_000)

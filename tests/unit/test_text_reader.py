@@ -67,13 +67,13 @@ def test_blank_does_not_replace_a_text():
     def first_is_turned(lines: np.ndarray) -> np.ndarray:
         return np.array([[0, 1], *[[1, 0]] * (len(lines) - 1)], np.float32)
 
-    def recognise(lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def recognise(lines: np.ndarray) -> list[np.ndarray]:
         """Be certain of a space in the line that is upside down."""
-        index, probability = default.recognise(lines)
-        found = [text.replace(" ", "") for text, _ in characters.decode(index, probability)]
+        index, probability, *_ = default.recognise(lines)
+        found = [text.replace(" ", "") for text, *_ in characters.decode(index, probability)]
         is_turned = np.array([text not in EXPECTED for text in found])
         index[is_turned], probability[is_turned] = len(characters) - 1, 1
-        return index, probability
+        return [index, probability]
 
     (found,) = reader(other=Networks(default.detect, first_is_turned, recognise)).read([save(page())])
 

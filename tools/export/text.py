@@ -3,7 +3,7 @@
 `python -m tools.export.text text_repository` writes all three. The network for direction stays as published.
 That for detection gets the exact shape of its output: the published file says that the channels vary.
 `python -m tools.export.text IN.onnx OUT.onnx` adapts a recogniser: its probabilities of 18,710 characters per
-step stay inside, and only the best character and its probability leave the network.
+step stay inside, and only the two best characters and their probabilities leave the network.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def name_shape(source: Path, target: Path) -> None:
 
 
 def adapt(source: Path, target: Path) -> None:
-    """Replace the output [N, T, characters] of a recogniser by the best character of each step."""
+    """Replace the output [N, T, characters] of a recogniser by the two best characters of each step."""
     model = onnx.load(str(source))
     recogniser.adapt(model)
     onnx.checker.check_model(model)

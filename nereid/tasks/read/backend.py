@@ -139,7 +139,7 @@ class ReaderModel:
         return Networks(
             lambda tensor: detect(tensor, traceparent)[0],
             lambda tensor: direction(tensor, traceparent)[0],
-            lambda tensor: _pair(recognise(tensor, traceparent)),
+            lambda tensor: recognise(tensor, traceparent),
         )
 
     def _alone(self, network: Callable[..., Sequence[np.ndarray]]) -> Callable[..., Sequence[np.ndarray]]:
@@ -261,11 +261,6 @@ class ReaderModel:
         if isinstance(outcome, ServingError):
             return reject(outcome)
         return respond(**{name: each[None] if self._is_batching else each for name, each in outcome.items()})
-
-
-def _pair(outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    index, probability = outputs
-    return index, probability
 
 
 def _tensors(lines: Sequence[RecognisedLine]) -> dict[str, np.ndarray]:

@@ -20,15 +20,19 @@ class RecognisedLine:
         confidence: mean probability of the characters, 0..1.
         box: corners float32[4, 2] (x, y) in pixels of the upright image, clockwise from the text's top left.
         page: page number, from 1.
+        others: for each character the second most probable one, or a space if that is not probable.
     """
 
     text: str
     confidence: float
     box: np.ndarray
     page: int = 1
+    others: str = ""
 
 
 BLANK = 0
+# A second character below this probability is not considered.
+MIN_OTHER = 0.05
 # Metadata key of the dictionary in PP-OCR's ONNX files: one character per line.
 KEY = "character"
 # ONNX protobuf field numbers: ModelProto.metadata_props; StringStringEntryProto.key and .value.
@@ -63,12 +67,19 @@ class Characters:
             )
         return cls(split_lines(found))
 
-    def decode(self, index: np.ndarray, probability: np.ndarray) -> list[tuple[str, float]]:
-        """Return the text and confidence of each line, dropping repeated classes and blanks (CTC).
+    def decode(
+        self,
+        index: np.ndarray,
+        probability: np.ndarray,
+        next_index: np.ndarray | None = None,
+        next_probability: np.ndarray | None = None,
+    ) -> list[tuple[str, float, str]]:
+        """Return the text, confidence and other characters of each line, without repeated classes and blanks.
 
         Args:
             index: best class of each step, int[N, T].
             probability: its probability, float32[N, T].
+            next_index, next_probability: the second best class, or None if the network does not return it.
 
         Source: Graves et al. 2006, Connectionist Temporal Classification, best path decoding.
         """
@@ -78,7 +89,12 @@ class Characters:
         sums = np.where(kept, probability, 0).sum(axis=1, dtype=np.float64)
         means = sums / np.maximum(counts, 1)
         texts = ("".join(self._characters[row[keep]]) for row, keep in zip(index, kept, strict=True))
-        return [*zip(texts, means.tolist(), strict=True)]
+        others = [""] * len(index)
+        if next_index is not None and next_probability is not None:
+            is_known = (next_probability >= MIN_OTHER) & (next_index != BLANK) & (next_index < len(self))
+            named = np.where(is_known, next_index, len(self) - 1)
+            others = ["".join(self._characters[row[keep]]) for row, keep in zip(named, kept, strict=True)]
+        return [*zip(texts, means.tolist(), others, strict=True)]
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -155,11 +155,11 @@ class ComparedLines:
                 f"{name}: expected classes below {len(characters):,}, the number of characters with "
                 f"blank and space, got {index.min():,} to {index.max():,}; fix: correct the characters"
             )
-        (found,) = characters.decode(index, probability)
-        return found
+        ((text, confidence, _),) = characters.decode(index, probability)
+        return text, confidence
 
     def _best(self, outputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        index, probability = (outputs[output["name"]] for output in self._request.document["output"])
+        index, probability, *_ = (outputs[output["name"]] for output in self._request.document["output"])
         return index, probability
 
     def _activation(self, outputs: Sequence[Arrays]) -> Activation:

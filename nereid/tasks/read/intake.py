@@ -67,9 +67,9 @@ def _reader_problems(profile: Profile, name: str) -> Iterator[str]:
 DETECT, DIRECTION = "text_detect", "text_direction"
 PARTS = {DETECT: "detect", DIRECTION: "direction"}
 NETWORK, PINNED, ROUTE = "text_recognise", "read_text_v1", "read_text"
-COMMENT = "# Lines of text in; the best character of each step, and its probability, out.\n"
-# Datatypes and ranks of the outputs of a recogniser that returns only the best characters.
-BEST = [("TYPE_FP32", 2), ("TYPE_INT64", 2)]
+COMMENT = "# Lines of text in; the best characters of each step, and their probabilities, out.\n"
+# Datatypes and ranks of the outputs of a recogniser that returns only the best, or the two best characters.
+BEST = [[("TYPE_FP32", 2)] * count + [("TYPE_INT64", 2)] * count for count in (1, 2)]
 
 
 class ReaderModels(NamedTuple):
@@ -100,6 +100,7 @@ class ReaderModels(NamedTuple):
 
     def _change_network(self, config: Any) -> None:
         config.input[0].name = self.settings.image.name
+        del config.output[len(self.settings.outputs) :]
         for tensor, given in zip(config.output, self.settings.outputs, strict=True):
             tensor.name = given.name
 
@@ -211,13 +212,13 @@ class ReaderIntake:
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters and the outputs suit a recogniser."""
         kinds = sorted((output.datatype, len(output.shape)) for output in facts.signature.outputs.values())
-        has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
+        has_steps = kinds in BEST or any(rank == 3 for _, rank in kinds)
         return facts.task == self.name or (bool(facts.characters) and has_steps)
 
     def adapt(
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
-        """Change a file to take lines [N, 3, 48, W] and return the best characters' index and probability."""
+        """Change a file to take lines [N, 3, 48, W] and return the two best characters of each step."""
         if any(choices.size) or choices.head or choices.last_step:
             raise WrongUsage(
                 "a recogniser has no size, head or thresholds; fix: leave out --size, --head, "
@@ -232,7 +233,7 @@ class ReaderIntake:
         (image,) = signature.inputs
         line, best = TENSORS["network"]
         tensors = (
-            ServedTensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=True)
+            ServedTensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=False)
         )
         return ServingSettings(ServedTensor(image, line.datatype, line.dims), tuple(tensors))
 

@@ -47,12 +47,13 @@ class Networks:
     Attributes:
         detect: [1, 3, H, W] to probabilities of text float32[1, 1, H, W].
         direction: [N, 3, 48, 192] to probabilities float32[N, 2] of upright and upside down.
-        recognise: [N, 3, 48, W] to the best class of each step int[N, T], and its probability float32[N, T].
+        recognise: [N, 3, 48, W] to the best class of each step int[N, T], and its probability float32[N, T],
+            perhaps followed by those of the next best class.
     """
 
     detect: Network
     direction: Network
-    recognise: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    recognise: Callable[[np.ndarray], Sequence[np.ndarray]]
 
 
 @dataclass(slots=True)
@@ -114,13 +115,13 @@ class _Page:
         file: the file that contains it.
         found: its lines.
         barcodes: its barcodes.
-        texts: text and confidence by line index.
+        texts: text, confidence and other characters by line index.
     """
 
     file: _File
     found: FoundLines
     barcodes: Sequence[FoundBarcode]
-    texts: dict[int, tuple[str, float]] = field(default_factory=dict)
+    texts: dict[int, tuple[str, float, str]] = field(default_factory=dict)
 
 
 class TextReader:
@@ -273,10 +274,11 @@ class TextReader:
     def _lines(self, page: _Page) -> list[RecognisedLine]:
         places = [_better(page, line) for line in range(len(page.found))]
         boxes = page.found.boxes[places]
-        lines = [RecognisedLine(*page.texts[places[each]], boxes[each]) for each in reading_order(boxes)]
         return [
             line
-            for line in lines
+            for each in reading_order(boxes)
+            for text, confidence, others in [page.texts[places[each]]]
+            for line in [RecognisedLine(text, confidence, boxes[each], others=others)]
             if line.text.strip()
             and line.confidence >= self._min_confidence
             and not any(barcode.has(line.box) for barcode in page.barcodes)

@@ -109,8 +109,13 @@ PAGE_OUTPUTS = (
 TENSORS = {
     "detect": (_tensor("", "FP32", 3, -1, -1), [_tensor("", "FP32", 1, -1, -1)]),
     "direction": (_tensor("", "FP32", 3, 48, 192), [_tensor("", "FP32", 2)]),
-    "network": (_tensor("", "FP32", 3, 48, -1), [_tensor("", "INT64", -1), _tensor("", "FP32", -1)]),
+    "network": (
+        _tensor("", "FP32", 3, 48, -1),
+        [_tensor("", datatype, -1) for datatype in ("INT64", "FP32", "INT64", "FP32")],
+    ),
 }
+# A recogniser may return only the best character of each step.
+MIN_OUTPUTS = {"network": 2}
 
 
 def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str]:
@@ -149,6 +154,7 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
         part: one of PARTS.
     """
     taken, returned = TENSORS[part]
+    returned = returned[: max(len(network.outputs), MIN_OUTPUTS.get(part, len(returned)))]
     if network.max_batch_size < 1:
         yield f"'{network.name}': expected max_batch_size 1 or more, got {network.max_batch_size}"
     for side, wanted, given in (("inputs", [taken], network.inputs), ("outputs", returned, network.outputs)):

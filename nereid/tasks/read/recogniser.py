@@ -1,4 +1,4 @@
-"""Changes to a recogniser's ONNX file, so that it returns only the best character of each step.
+"""Changes to a recogniser's ONNX file, so that it returns only the two best characters of each step.
 
 PaddleOCR's recognisers return a probability for each of thousands of characters, [N, T, characters].
 """
@@ -11,20 +11,22 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices, change_file, rename_file
 from nereid.models.publish.intake.graph_edits import (
     Activation,
+    add_number,
     dims,
     fit_runtimes,
     free_batch,
     free_name,
     inputs,
     to_fp32,
-    with_axes,
+    top_k,
 )
 from nereid.tasks.read import dictionary
 from nereid.tasks.read.characters import KEY
 from nereid.tasks.read.dictionary import Classes, characters_of
 from nereid.tasks.read.reading_settings import TENSORS
 
-INDEX, PROBABILITY = "index", "probability"
+# Names of the outputs for the best and the next class, and their datatypes: onnx.TensorProto.INT64 and FLOAT.
+OUTPUTS, KINDS = (("index", "probability"), ("next_index", "next_probability")), (7, 1)
 CHANNELS, HEIGHT_PX, _ = TENSORS["network"][0].dims
 DEFAULTS = NetworkChoices()
 
@@ -47,13 +49,18 @@ def adapt_file(
 
     (image, (outputs, _, notes)), changes = change_file(path, change)
     if names:
-        changes += rename_file(path, [image, *outputs], names)
+        if len(outputs) + 1 < len(names):
+            raise WrongUsage(
+                f"expected the outputs {', '.join(names[1:])} of the current version, got only the best "
+                "class of each step; fix: export the network with all characters, [N,steps,characters]"
+            )
+        changes += rename_file(path, [image, *outputs][: len(names)], names)
         outputs = tuple(names[1:])
     return Adapted(outputs, changes, notes)
 
 
 def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation = "none") -> Adapted:
-    """Change a ModelProto in place so that it outputs index and probability.
+    """Change a ModelProto in place so that it outputs the two best classes of each step.
 
     Args:
         model: takes lines float32[N, 3, 48, W] and returns [N, T, classes], or already the best classes.
@@ -107,13 +114,16 @@ def _declare_input(model: Any) -> Iterator[str]:
 
 
 def _best_classes(model: Any) -> list[Any]:
-    """Return index and probability of the best character, [N, T] each; [] if the outputs differ."""
-    from onnx import TensorProto
-
-    kinds = [TensorProto.INT64, TensorProto.FLOAT]
-    tensors = sorted(model.graph.output, key=lambda tensor: tensor.type.tensor_type.elem_type != kinds[0])
-    given = [tensor.type.tensor_type.elem_type for tensor in tensors]
-    return tensors if given == kinds and all(len(dims(tensor)) == 2 for tensor in tensors) else []
+    """Return index and probability [N, T] of the best and perhaps the next class; [] if outputs differ."""
+    indices, probabilities = (
+        [output for output in model.graph.output if output.type.tensor_type.elem_type == kind]
+        for kind in KINDS
+    )
+    found = [tensor for pair in zip(indices, probabilities, strict=False) for tensor in pair]
+    fits = len(found) == len(model.graph.output) <= 2 * len(OUTPUTS) and all(
+        len(dims(tensor)) == 2 for tensor in found
+    )
+    return found if fits else []
 
 
 def _classes(model: Any, output: str) -> Any:
@@ -153,21 +163,26 @@ def _write_characters(
 
 
 def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
-    """Replace the output [N, T, classes] with each step's best class and its probability."""
-    from onnx import TensorProto, helper
+    """Replace the output [N, T, classes] with the two best classes of each step and their probabilities."""
+    from onnx import helper
 
-    values, index, probability = scores.name, free_name(model, INDEX), free_name(model, PROBABILITY)
-    nodes = [helper.make_node("ArgMax", [values], [index], axis=2, keepdims=0)]
+    values, nodes = scores.name, []
     if activation != "none":
         name = free_name(model, f"{values}_{activation}")
         options: dict[str, Any] = {"axis": 2} if activation == "softmax" else {}
         nodes.append(helper.make_node(activation.capitalize(), [values], [name], **options))
         yield f"a {activation} is appended to output '{values}'"
         values = name
-    nodes.append(with_axes(model, "ReduceMax", values, probability, [2], since=18, keepdims=0))
-    model.graph.node.extend(nodes)
+    top, top_index = (free_name(model, f"{values}_{name}") for name in ("top", "top_index"))
+    nodes.append(top_k(model, values, [top, top_index], len(OUTPUTS)))
     batch, steps = (scores.type.tensor_type.shape.dim[place].dim_param or None for place in (0, 1))
-    yield f"output '{scores.name}' is reduced to the best class of each step, '{index}', and '{probability}'"
     del model.graph.output[:]
-    for name, kind in ((index, TensorProto.INT64), (probability, TensorProto.FLOAT)):
-        model.graph.output.append(helper.make_tensor_value_info(name, kind, [batch, steps]))
+    for rank, pair in enumerate(OUTPUTS):
+        at = add_number(model, f"rank_{rank}", rank)
+        for wanted, source, kind in zip(pair, (top_index, top), KINDS, strict=True):
+            name = free_name(model, wanted)
+            nodes.append(helper.make_node("Gather", [source, at], [name], axis=2))
+            model.graph.output.append(helper.make_tensor_value_info(name, kind, [batch, steps]))
+    model.graph.node.extend(nodes)
+    names = ", ".join(f"'{output.name}'" for output in model.graph.output)
+    yield f"output '{scores.name}' is reduced to the two best classes of each step, {names}"

@@ -129,6 +129,24 @@ def with_axes(
     return helper.make_node(operator, [source, given], [target], **more)
 
 
+def top_k(model: Any, source: str, targets: Sequence[str], count: int) -> Any:
+    """Return a node for the largest values of the last dim and their indices, largest first."""
+    from onnx import helper
+
+    if onnx_graph.opsets(model).get("", 0) < 10:
+        return helper.make_node("TopK", [source], targets, k=count)
+    return helper.make_node("TopK", [source, _constant(model, f"{targets[0]}_k", [count])], targets)
+
+
+def add_number(model: Any, name: str, number: int) -> str:
+    """Add a whole number without dims; return its name."""
+    from onnx import TensorProto, helper
+
+    free = free_name(model, name)
+    add_constant(model, helper.make_tensor(free, TensorProto.INT64, [], [number]))
+    return free
+
+
 def declare(value: Any, shape: Sequence[int]) -> None:
     """Set the dims of an input or output; -1 for a variable one."""
     declared = value.type.tensor_type.shape.dim

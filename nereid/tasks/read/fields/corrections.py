@@ -3,10 +3,10 @@
 The evidence for a reading is the logarithm of its rarity: 3 means that 1 in 1,000 random texts has it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from math import log10
 
 from nereid.tasks.read.fields.check_digits import CHECKSUMS, Checksum
@@ -19,7 +19,9 @@ MAX_CORRECTED = 3
 CHANGE = 1.0
 # A misread number (1 in 20) has a wrong checksum as often as a random one (9 in 10).
 WRONG_CHECKSUM = -1.3
-# A letter read as a digit, and a digit read as a letter: all-digit numbers are too common.
+# Maximum characters replaced by what the recogniser took for the second most probable one, out of how many.
+MAX_SWAPPED, MAX_DOUBTFUL = 2, 6
+# A character read as another one, and a letter read as a digit: all-digit numbers are too common.
 LETTER_CORRECTED, DIGIT_CORRECTED = -1.0, -2.0
 # The page names the carrier, or only other carriers.
 NAMED, OTHERS_NAMED = 1.5, -0.5
@@ -82,7 +84,9 @@ class Match:
     evidence: float
 
 
-def read_number(text: str, forms: tuple[Form, ...], named: frozenset[str] = frozenset()) -> Match | None:
+def read_number(
+    text: str, forms: tuple[Form, ...], named: frozenset[str] = frozenset(), others: str = ""
+) -> Match | None:
     """Return the best reading of letters and digits in any of the formats; None if none matches.
 
     If two corrections of equal size prove different values, neither is valid.
@@ -91,11 +95,12 @@ def read_number(text: str, forms: tuple[Form, ...], named: frozenset[str] = froz
         text: letters and digits.
         forms: formats with their carriers.
         named: names of the carriers mentioned on the page.
+        others: the second most probable character, or a space, for each one of the text.
     """
     found = [
         Match(reading, form, carrier, reading.evidence + _naming(carrier, named))
         for form, carrier in forms
-        if (reading := _read(text, form))
+        if (reading := _read(text, form, others))
     ]
     if not found:
         return None
@@ -116,38 +121,61 @@ def _naming(carrier: Carrier | None, named: frozenset[str]) -> float:
     return NAMED if carrier.name in named else OTHERS_NAMED
 
 
-def _read(text: str, form: Format) -> NumberReading | None:
+def _read(text: str, form: Format, others: str) -> NumberReading | None:
     shapes, kinds = shapes_by_length(form).get(len(text), ()), tuple(map(str.isdigit, text))
-    judgement = judge(form, text)
-    if judgement:
+    if judgement := judge(form, text):
         rarity = min((each for shape in shapes if (each := _rarity(shape, kinds)) is not None), default=0.0)
         evidence = rarity + _proof(form, judgement[1])
-        return NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
-    if form.checksum == "none":
-        return _with_letters(text, shapes, kinds)
-    checksum = CHECKSUMS[form.checksum]
-    by_value: dict[str, NumberReading] = {}
-    is_near = False
-    for shape in shapes:
-        for value, checked, corrections in _corrected(text, shape, checksum):
+        given = NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
+        proven = _proven(text, form, others) if given.valid is False else None
+        return proven if proven and proven.valid else given
+    return _with_letters(text, shapes, kinds) if form.checksum == "none" else _proven(text, form, others)
+
+
+def _proven(text: str, form: Format, others: str) -> NumberReading | None:
+    """Return the value with the fewest replaced characters that the checksum proves.
+
+    It is invalid if there are several, or none but look-alikes match the pattern; None if none match.
+    """
+    checksum, shapes = CHECKSUMS[form.checksum], shapes_by_length(form).get(len(text), ())
+    kinds, is_near = tuple(map(str.isdigit, text)), False
+    for count in range(MAX_SWAPPED + 1):
+        by_value: dict[str, NumberReading] = {}
+        for swapped, shape in product(_swaps(text, others, count), shapes):
+            for value, checked, corrections in _corrected(text, shape, checksum, swapped):
+                is_near |= not count
+                if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
+                    evidence = (_rarity(shape, kinds) or 0.0) + _proof(form, True) + _cost(corrections)
+                    covered = not count and _covers(form, len(text))
+                    reading = NumberReading(value, True, corrections, evidence, covered)
+                    by_value[value] = min(reading, by_value.get(value, reading), key=_corrections)
+        if by_value:
+            fewest = min(map(_corrections, by_value.values()))
+            proven = [each for each in by_value.values() if _corrections(each) == fewest]
+            if len(proven) == 1:
+                return proven[0]
             is_near = True
-            if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
-                rarity = _rarity(shape, kinds) or 0.0
-                evidence = rarity + _proof(form, True) + _cost(corrections)
-                reading = NumberReading(value, True, corrections, evidence, _covers(form, len(text)))
-                by_value[value] = min(reading, by_value.get(value, reading), key=_corrections)
-    if not is_near:
-        return None
-    fewest = min(map(_corrections, by_value.values()), default=0)
-    proven = [each for each in by_value.values() if _corrections(each) == fewest]
-    return proven[0] if len(proven) == 1 else NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM)
+            break
+    return NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM) if is_near else None
+
+
+def _swaps(text: str, others: str, count: int) -> Iterator[dict[int, str]]:
+    """Yield each choice of characters to replace by the second most probable ones, by position."""
+    doubtful = [
+        place
+        for place, (own, other) in enumerate(zip(text, others, strict=False))
+        if other.isascii() and other.isalnum() and other.upper() != own.upper()
+    ]
+    if len(doubtful) <= MAX_DOUBTFUL or not count:
+        for places in combinations(doubtful, count):
+            yield {place: others[place].upper() for place in places}
 
 
 def _with_letters(text: str, shapes: tuple[Shape, ...], kinds: tuple[bool, ...]) -> NumberReading | None:
     """Return a text with the prescribed characters, such as `SF`, if at least one letter of them was read."""
     for shape in shapes:
         letters = sum(len(accepted) == 1 and accepted <= LETTERS for accepted, *_ in shape)
-        for value, _, corrections in _corrected(text, shape, None):
+        for value, _, corrections in _corrected(text, shape, None, {}):
             if len(corrections) < letters:
                 evidence = (_rarity(shape, kinds) or 0.0) + _cost(corrections)
                 return NumberReading(value, None, corrections, evidence)
@@ -176,7 +204,9 @@ def _corrections(reading: NumberReading) -> int:
 def _cost(corrections: tuple[CharacterCorrection, ...]) -> float:
     """Return the evidence against corrections; the same correction at several positions counts once."""
     kinds = {(each.before, each.after) for each in corrections}
-    return sum(DIGIT_CORRECTED if before.isdigit() else LETTER_CORRECTED for before, _ in kinds)
+    return sum(
+        DIGIT_CORRECTED if before.isdigit() > after.isdigit() else LETTER_CORRECTED for before, after in kinds
+    )
 
 
 def _proof(form: Format, valid: bool | None) -> float:
@@ -207,7 +237,7 @@ def _share(accepted: frozenset[str], is_digit: bool) -> float:
 
 
 def _corrected(
-    text: str, shape: Shape, checksum: Checksum | None
+    text: str, shape: Shape, checksum: Checksum | None, swapped: Mapping[int, str]
 ) -> Iterator[tuple[str, str, tuple[CharacterCorrection, ...]]]:
     """Yield the value and checked part of a shape, changing a text only where it does not match.
 
@@ -216,8 +246,13 @@ def _corrected(
     """
     options: list[str] = []
     wrong = position = 0
-    for character, (accepted, _, is_checked) in zip(text, shape, strict=True):
-        if character.upper() in accepted:
+    for place, (character, (accepted, _, is_checked)) in enumerate(zip(text, shape, strict=True)):
+        if place in swapped:
+            wrong += 1
+            if wrong > MAX_CORRECTED or swapped[place] not in accepted:
+                return
+            options.append(swapped[place])
+        elif character.upper() in accepted:
             options.append(character.upper())
         else:
             wrong += 1

@@ -55,11 +55,13 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
     longest = max(by_length, default=0)
     counted = _COUNT.search(row.text)
     groups = list(_GROUP.finditer(row.text, 0, counted.start() if counted else len(row.text)))
+    others = row.others
     for first, group in enumerate(groups):
-        text, has_stop = "", False
+        text, others_of_text, has_stop = "", "", False
         for last in range(first, min(first + MAX_SINGLE_CHARACTERS, len(groups))):
             gap = row.text[groups[last - 1].end() : groups[last].start()] if last > first else ""
             text += groups[last][0]
+            others_of_text += others[groups[last].start() : groups[last].end()]
             count = last - first + 1
             if len(text) > longest or not _SEPARATORS.fullmatch(gap) or MAX_GROUPS < count < len(text):
                 break
@@ -74,7 +76,7 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
                 forms = tuple(each for each in forms if _is_clear(each) or text.isdigit())
             elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
                 continue
-            read = read_number(text, forms, named) if forms else None
+            read = read_number(text, forms, named, others_of_text) if forms else None
             is_doubtful = is_part or (has_stop and read is not None and read.form.needs_label)
             if read and (read.reading.valid or not is_doubtful):
                 yield start, end, read, is_part and text.isdigit()

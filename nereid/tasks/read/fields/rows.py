@@ -42,13 +42,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A box of a row: corners in the image [4, 2] and on the level page, and its position in the text."""
+    """A box of a row: corners in the image [4, 2] and on the level page, position in the text, and its text.
+
+    `others` has another possible character, or a space, for each of the text.
+    """
 
     box: np.ndarray
     level: np.ndarray
     confidence: float
     start: int
     text: str
+    others: str
 
     @property
     def end(self) -> int:
@@ -70,6 +74,11 @@ class Row:
 
     text: str
     pieces: tuple[_Piece, ...]
+
+    @property
+    def others(self) -> str:
+        """Another possible character for each of the text; a space if there is none."""
+        return " ".join(each.others for each in self.pieces)
 
     def confidence(self, start: int, end: int) -> float:
         """Return the lowest confidence of the boxes of a part."""
@@ -133,7 +142,8 @@ def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
         while number is not None:
             line, text = used[number]
             start = pieces[-1].end + 1 if pieces else 0
-            pieces.append(_Piece(boxes[number], level[number], float(line.confidence), start, text))
+            others = line.others if len(line.others) == len(line.text) == len(text) else " " * len(text)
+            pieces.append(_Piece(boxes[number], level[number], float(line.confidence), start, text, others))
             number = following.get(number)
         found.append(Row(" ".join(each.text for each in pieces), tuple(pieces)))
     return found
@@ -171,7 +181,7 @@ def _digits(match: re.Match[str] | None) -> str:
 def row_of_barcode(text: str, box: np.ndarray) -> Row:
     """Return a barcode's text with its corners [4, 2] as a row."""
     corners = np.asarray(box, np.float64)
-    return Row(text := _normalised(text), (_Piece(corners, corners, 1.0, 0, text),))
+    return Row(text := _normalised(text), (_Piece(corners, corners, 1.0, 0, text, " " * len(text)),))
 
 
 def _normalised(text: str) -> str:
