@@ -3,16 +3,25 @@
 import json
 from typing import Any
 
+import msgspec
 import typer.main
 from typer.testing import CliRunner
 
-from nereid.backends.routing import assignment
+from nereid.backends.routing.assignment import Route
+from nereid.backends.routing.reference_file import Reference
 from nereid.base.assets import CHECKOUT
 from nereid.cli.main import app
-from nereid.models.rollout import plan
-from nereid.tasks.read.fields import specification
+from nereid.models.rollout.plan import RolloutPlan
+from nereid.tasks.read.fields.specification import Specification
 
 DOCS = CHECKOUT / "docs"
+# Files that users write or keep: the title and the content of each, by the name of its schema.
+FILES: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "fields": ("Nereid fields", Specification),
+    "reference": ("Nereid reference of a route", Reference),
+    "rollout": ("Nereid rollout plan", RolloutPlan),
+    "route": ("Nereid route", Route),
+}
 
 
 def render() -> str:
@@ -37,6 +46,14 @@ def _section(command: str) -> str:
     return f"\n## nereid {command}\n\n```\n{lines}\n```\n"
 
 
+def json_schema(name: str) -> str:
+    """Return the JSON Schema of a file."""
+    title, struct = FILES[name]
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    schema = {"$schema": dialect, "title": title, **msgspec.json.schema(struct)}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
-    for name, module in (("route", assignment), ("rollout", plan), ("fields", specification)):
-        (DOCS / f"{name}.schema.json").write_text(json.dumps(module.json_schema(), indent=2) + "\n")
+    for name in FILES:
+        (DOCS / f"{name}.schema.json").write_text(json_schema(name))

@@ -1,20 +1,13 @@
 """The gateway's API keys, their permissions and quotas. The file stores digests, never secrets."""
 
-import fcntl
 import logging
-import mmap
 import os
 import secrets
 import stat
-import struct
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from hashlib import blake2b, sha256
-from math import inf
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +17,7 @@ from msgspec import Meta, Struct
 from nereid.base.contract import KEY_HEADER
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
+from nereid.gateway.shared_tables import SharedTable
 
 log = logging.getLogger("nereid.gateway")
 Scope = Literal["infer", "route", "admin"]
@@ -217,55 +211,8 @@ def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need
     return key
 
 
-# More entries than the largest key file has keys. An entry holds the key's number (0: free), its tokens, and
-# the time of the last change, from the monotonic clock that all processes share.
-SLOTS, ENTRY = 2**14, struct.Struct("=Qdd")
-# Entries searched for a key. If none of them is its own or free, the key takes over the oldest one.
-MAX_TRIES = 32
-
-
-@dataclass(slots=True)
-class Bucket:
-    """One key's tokens, and the time of their last change in seconds; `at_s` is None for a new key."""
-
-    tokens: float = 0.0
-    at_s: float | None = None
-
-
-class TokenBuckets:
-    """Buckets shared by forked processes; a killed process leaves no lock behind."""
-
-    def __init__(self) -> None:
-        self._file = os.memfd_create("nereid-buckets")
-        weakref.finalize(self, os.close, self._file)
-        os.ftruncate(self._file, SLOTS * ENTRY.size)
-        self._memory = mmap.mmap(self._file, SLOTS * ENTRY.size)
-
-    @contextmanager
-    def held(self, key_id: str) -> Iterator[Bucket]:
-        """Yield a key's bucket, locked against other processes, and store it on exit."""
-        number = int.from_bytes(blake2b(key_id.encode(), digest_size=8).digest()) or 1
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
-            place, is_own = self._place(number)
-            bucket = Bucket(*ENTRY.unpack_from(self._memory, place)[1:]) if is_own else Bucket()
-            yield bucket
-            if bucket.at_s is not None:
-                ENTRY.pack_into(self._memory, place, number, bucket.tokens, bucket.at_s)
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
-
-    def _place(self, number: int) -> tuple[int, bool]:
-        """Return the offset of a key's entry, and whether that entry is already its own."""
-        oldest, oldest_s = 0, inf
-        for each in range(MAX_TRIES):
-            place = (number + each) % SLOTS * ENTRY.size
-            found, _, at_s = ENTRY.unpack_from(self._memory, place)
-            if found in (number, 0):
-                return place, found == number
-            if at_s < oldest_s:
-                oldest, oldest_s = place, at_s
-        return oldest, False
+# Of a bucket: the time of its last change, from the clock that all processes share, and its tokens.
+BUCKET = "dd"
 
 
 class Quotas:
@@ -282,11 +229,11 @@ class Quotas:
         self,
         rate_per_s: float | None,
         burst: int,
-        buckets: TokenBuckets | None = None,
+        buckets: SharedTable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rate_per_s, self._burst, self._clock = rate_per_s, burst, clock
-        self._buckets = buckets or TokenBuckets()
+        self._buckets = buckets or SharedTable(BUCKET)
 
     def take(self, key: Key | None, tokens: int = 1, is_debt: bool = False) -> None:
         """Take tokens from a key's bucket; callers without a key share one bucket.
@@ -305,10 +252,11 @@ class Quotas:
             return
         with self._buckets.held(key.id if key else "") as bucket:
             now_s, left = self._clock(), float(self._burst)
-            if bucket.at_s is not None:
-                left = min(left, bucket.tokens + (now_s - bucket.at_s) * rate_per_s)
+            if bucket:
+                at_s, had = bucket
+                left = min(left, had + (now_s - at_s) * rate_per_s)
             is_enough = left >= tokens or is_debt
-            bucket.tokens, bucket.at_s = left - tokens if is_enough else left, now_s
+            bucket[:] = now_s, left - tokens if is_enough else left
         if not is_enough:
             wait_s = (tokens - left) / rate_per_s if rate_per_s else 3600.0
             raise Failure("rate_limited", f"more than {rate_per_s:g} images per second", wait_s)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from nereid.base.http_connection import HttpConnections
 from nereid.base.tracing.records import Tracer
 from nereid.gateway.admission import Admission, FairQueue
-from nereid.gateway.answer_memory import AnswerMemory
 from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
 from nereid.gateway.keys import KeyRing, Quotas
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
+from nereid.gateway.shared_tables import AnswerMemory
 from nereid.gateway.workers import Report, SharedState
 
 

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,10 +19,10 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from nereid.base.errors import OperationFailed
 from nereid.base.processes import STOP_SIGNALS, BackOff, end_with_parent
-from nereid.gateway.answer_memory import AnswerMemory
 from nereid.gateway.gateway_metrics import LastMinute
-from nereid.gateway.keys import TokenBuckets
+from nereid.gateway.keys import BUCKET
 from nereid.gateway.settings import Settings
+from nereid.gateway.shared_tables import AnswerMemory, SharedTable
 
 # Seconds between a worker's reports, and the age at which a report is ignored.
 REPORT_S, MAX_AGE_S = 1.0, 5.0
@@ -47,7 +48,7 @@ class SharedState:
     number: int
     count: int
     folder: Path
-    buckets: TokenBuckets
+    buckets: SharedTable = field(default_factory=partial(SharedTable, BUCKET))
     memory: AnswerMemory = field(default_factory=AnswerMemory)
 
     def share_metrics(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import pytest
 import typer.main
+from jsonschema import Draft202012Validator
 
 from loadtest import reading_accuracy, reading_speed, record, recovery, rollout_simulation
 from loadtest.attack import __main__ as attack
@@ -17,7 +18,7 @@ from loadtest.bench import page as benchmarks
 from loadtest.gpu_check import claims as gpu_claims
 from loadtest.gpu_check.__main__ import SECTIONS
 from loadtest.torture import __main__ as torture
-from nereid.backends.routing.assignment import json_schema, parse_route
+from nereid.backends.routing.assignment import parse_route
 from nereid.cli.main import app
 from nereid.gateway.failures import STATUS
 from nereid.gateway.http.operations import OPERATIONS
@@ -158,10 +159,18 @@ def test_page_has_the_claims_about_the_gpu():
     assert rows == [(name, f"{limit_s:g}") for name, limit_s in SECTIONS.items()]
 
 
+@pytest.mark.parametrize("name", commands_page.FILES)
+def test_published_schema_is_the_one_in_use(name, root):
+    published = (root / "docs" / f"{name}.schema.json").read_text()
+
+    assert published == commands_page.json_schema(name)
+    Draft202012Validator.check_schema(json.loads(published))
+
+
 def test_every_field_of_a_route_is_documented(root):
     text = (root / "docs" / "routing.md").read_text()
 
-    for definition in json_schema()["$defs"].values():
+    for definition in json.loads(commands_page.json_schema("route"))["$defs"].values():
         for field in definition["properties"]:
             assert f"`{field}`" in text, field
     example = re.search(r"^```json\n(.*?)^```", text, re.M | re.S)

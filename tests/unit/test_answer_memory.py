@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.gateway import answer_memory
-from nereid.gateway.answer_memory import PLACES, AnswerMemory, Rated
+from nereid.gateway import shared_tables
+from nereid.gateway.shared_tables import PLACES, AnswerMemory, Rated
 from tests.commands import captured
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
 from tests.tables import cases, rows
@@ -28,7 +28,7 @@ def test_label_or_index_is_compared(label, is_correct):
 
 def test_recent_answers_are_known_and_old_ones_forgotten(monkeypatch):
     """Half of the capacity is known almost always; after twice the capacity, almost nothing old is left."""
-    monkeypatch.setattr(answer_memory, "SETS", 500)
+    monkeypatch.setattr(shared_tables, "SETS", 500)
     now, capacity = [0.0], 500 * PLACES
     memory = AnswerMemory(lambda: now[0])
     for number in range(3 * capacity):
@@ -44,7 +44,7 @@ def test_recent_answers_are_known_and_old_ones_forgotten(monkeypatch):
 
 FORKED = """
 import os, time
-from nereid.gateway.answer_memory import AnswerMemory
+from nereid.gateway.shared_tables import AnswerMemory
 memory = AnswerMemory()
 for number in range(3_000):
     memory.remember(f"id-{number}", "m", "v", number, "label")

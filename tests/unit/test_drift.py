@@ -189,9 +189,8 @@ def test_reference_survives_its_file(root):
     text = reference_file.format_reference(reference)
 
     assert reference_file.parse_reference(text, "r") == reference
-    Draft202012Validator(reference_file.json_schema()).validate(json.loads(text))
-    published = json.loads((root / "docs" / "reference.schema.json").read_text())
-    assert published == json.loads(json.dumps(reference_file.json_schema()))
+    schema = json.loads((root / "docs" / "reference.schema.json").read_text())
+    Draft202012Validator(schema).validate(json.loads(text))
 
 
 @cases(

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from nereid.base.errors import OperationFailed
-from nereid.gateway import keys
+from nereid.gateway import shared_tables
 from nereid.gateway.gateway_metrics import Live
-from nereid.gateway.keys import TokenBuckets
 from nereid.gateway.settings import Settings
+from nereid.gateway.shared_tables import PLACES, SharedTable
 from nereid.gateway.workers import MAX_AGE_S, METRICS_FOLDER, Report, SharedState
 from tests.commands import captured
 
@@ -80,24 +80,23 @@ def test_processes_share_the_tokens_of_a_key():
     assert (done.stdout.split(), done.stderr) == ([str(burst), "0", "1"], "")
 
 
-def test_table_of_buckets_never_fills_up(monkeypatch):
-    monkeypatch.setattr(keys, "SLOTS", 4)
-    buckets, names = TokenBuckets(), ["", *(f"{number:08x}" for number in range(4))]
+def test_table_never_fills_up(monkeypatch):
+    monkeypatch.setattr(shared_tables, "SETS", 1)
+    table, names = SharedTable("d"), [f"{number:08x}" for number in range(PLACES + 1)]
     for at_s, name in enumerate(names):
-        with buckets.held(name) as bucket:
-            bucket.tokens, bucket.at_s = 1.0, float(at_s)
+        with table.held(name) as record:
+            record[:] = [float(at_s)]
 
     found = []
     for name in names:
-        with buckets.held(name) as bucket:
-            found.append(bucket.at_s)
-            bucket.at_s = None  # nothing is stored
+        with table.held(name) as record:
+            found += record or [None]
 
-    assert found == [None, 1.0, 2.0, 3.0, 4.0]
+    assert found == [None, *range(1, PLACES + 1)]
 
 
 def state(folder, number: int) -> SharedState:
-    return SharedState(number, 3, folder, TokenBuckets())
+    return SharedState(number, 3, folder)
 
 
 def test_worker_sees_recent_reports_of_the_others(tmp_path):
@@ -136,7 +135,7 @@ def test_last_minute_of_all_workers_adds_up(tmp_path):
 
 @pytest.mark.parametrize(("count", "buffered"), [(1, 2**28), (2, 2**27), (3, 2**27), (64, 2**27)])
 def test_memory_for_bodies_is_divided(tmp_path, count, buffered):
-    own = SharedState(0, count, tmp_path, TokenBuckets()).settings(Settings())
+    own = SharedState(0, count, tmp_path).settings(Settings())
 
     assert own == replace(Settings(), max_buffered_bytes=buffered)
 

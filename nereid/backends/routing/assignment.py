@@ -226,15 +226,6 @@ def format_route(route: Route) -> bytes:
     return msgspec.json.format(msgspec.json.encode(route), indent=2) + b"\n"
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a route file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Nereid route",
-        **msgspec.json.schema(Route),
-    }
-
-
 def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> VariantChoice:
     """Pick the variant for one request: forced variant, forced version, header rule, sticky key, then chance.
 

@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -110,15 +110,6 @@ def read_reference(path: Path) -> Reference | None:
     except OSError as error:
         raise InvalidConfig(f"reference '{path}': {error.strerror}") from None
     return parse_reference(text, str(path))
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a reference file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Nereid reference of a route",
-        **msgspec.json.schema(Reference),
-    }
 
 
 class ReferenceWatch:

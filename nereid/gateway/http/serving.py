@@ -18,7 +18,7 @@ from nereid.base.processes import allow_open_files, keep_little_memory, on_signa
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.middleware import access_log
-from nereid.gateway.keys import KeyRing, TokenBuckets
+from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import ModelSource
 from nereid.gateway.settings import Listen, Settings
 from nereid.gateway.state import Gateway
@@ -132,7 +132,7 @@ def serve(
         _serve_here(gateway, listen, announce)
         return
     with _reserved(listen) as (ports, listen), tempfile.TemporaryDirectory() as folder:
-        state = SharedState(0, listen.workers, Path(folder), TokenBuckets())
+        state = SharedState(0, listen.workers, Path(folder))
 
         def work(number: int, listens: Callable[[], object]) -> None:
             shared = replace(state, number=number)

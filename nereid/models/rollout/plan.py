@@ -144,12 +144,3 @@ def _number(word: str) -> float:
         return int(word) if word.strip().isdecimal() else float(word)
     except ValueError:
         raise WrongUsage(f"expected steps such as shadow,1,5,25,50,100, got '{word.strip()}'") from None
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a plan."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Nereid rollout plan",
-        **msgspec.json.schema(RolloutPlan),
-    }

@@ -1,11 +1,10 @@
 """The file that says which fields a document has, and how each is recognised."""
 
-import json
 import re
 import unicodedata
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -202,15 +201,6 @@ def parse_specification(text: bytes) -> Specification:
         raise InvalidConfig(f"JSON must be UTF-8: {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidConfig(str(error)) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a specification."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Nereid fields",
-        **json.loads(json.dumps(msgspec.json.schema(Specification))),
-    }
 
 
 @cache

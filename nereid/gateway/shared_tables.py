@@ -1,0 +1,121 @@
+"""Tables in memory that a gateway's workers share, and the one of its latest answers."""
+
+import fcntl
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import Struct
+from typing import Any
+
+# Each name maps to one set of records. When a set is full, its oldest record is evicted.
+SETS, PLACES = 2**13, 8
+_FREE = bytes(16)
+
+
+class SharedTable:
+    """The 65,536 latest records, shared by forked processes; a killed process leaves no lock behind.
+
+    Args:
+        fields: format of a record, as of `struct`; the first field is the time of its last change.
+    """
+
+    def __init__(self, fields: str) -> None:
+        self._record = Struct(f"=16s{fields}")
+        self._file = os.memfd_create("nereid-table")
+        weakref.finalize(self, os.close, self._file)
+        size = SETS * PLACES * self._record.size
+        os.ftruncate(self._file, size)
+        self._memory = mmap.mmap(self._file, size)
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[list[Any]]:
+        """Yield the fields of a name's record, [] if there is none, and store them on exit.
+
+        Until then, other processes wait for the record. Fields that are empty on exit store nothing.
+        """
+        key = digest(name, 16)
+        number = int.from_bytes(key[:8]) % SETS
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, number)
+        try:
+            place, fields = self._find(number, key)
+            yield fields
+            if fields:
+                self._record.pack_into(self._memory, place, key, *fields)
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
+
+    def _find(self, number: int, key: bytes) -> tuple[int, list[Any]]:
+        """Return the offset of a key's record and its fields; without one, where it may be stored, and []."""
+        replaced, oldest = 0, (True, float("inf"))
+        for each in range(number * PLACES, (number + 1) * PLACES):
+            place = each * self._record.size
+            found, at_s, *fields = self._record.unpack_from(self._memory, place)
+            if found == key:
+                return place, [at_s, *fields]
+            if (age := (found != _FREE, at_s)) < oldest:
+                replaced, oldest = place, age
+        return replaced, []
+
+
+def digest(text: str, size: int) -> bytes:
+    """Return the BLAKE2b digest of a text."""
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=size).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """The answer that feedback refers to; `is_first` is False if it already had feedback."""
+
+    model: str
+    variant: str
+    is_correct: bool
+    is_first: bool
+
+
+# Time, index of the best class, digest of its label, whether it had feedback, model and variant.
+_ANSWER, _MAX_NAMES, _SEPARATOR = "di8s?112s", 112, "\0"
+
+
+class AnswerMemory:
+    """The latest answers, so that feedback can refer to them.
+
+    Args:
+        clock: time in seconds, from a clock that all processes share.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._answers = clock, SharedTable(_ANSWER)
+
+    def remember(self, name: str, model: str, variant: str, index: int, label: str) -> None:
+        """Store an answer's best class.
+
+        Args:
+            name: id of the request; a later answer with the same id replaces it.
+            model, variant: names for the metrics; an answer with longer names is not stored.
+            index, label: the best class.
+        """
+        names = f"{model}{_SEPARATOR}{variant}".encode()
+        if len(names) <= _MAX_NAMES:
+            with self._answers.held(name) as answer:
+                answer[:] = self._clock(), index, _label_digest(label), False, names
+
+    def rate(self, name: str, label: str | int) -> Rated | None:
+        """Compare an answer with the true class, given as label or index; None if the answer is unknown."""
+        with self._answers.held(name) as answer:
+            if not answer:
+                return None
+            _, index, known, has_feedback, names = answer
+            answer[3] = True
+        is_correct = label == index if isinstance(label, int) else _label_digest(label) == known
+        model, variant = names.rstrip(b"\0").decode().partition(_SEPARATOR)[::2]
+        return Rated(model, variant, is_correct, not has_feedback)
+
+
+def _label_digest(label: str) -> bytes:
+    """Return a label's digest, ignoring case and surrounding spaces."""
+    return digest(label.strip().casefold(), 8)
