@@ -15,7 +15,7 @@ from nereid.repository.pbtxt import parse, rewrite, with_versions
 from nereid.repository.triton_rules import are_complete, why_incomplete
 from tests.conftest import ROOT
 from tests.networks import tensor
-from tests.tables import cases
+from tests.tables import cases, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +260,32 @@ def test_unusual_layout_is_written_anew(text):
     wanted.max_batch_size = 16
     del wanted.instance_group[1:]
 
+    assert parse(rewrite(text, wanted)) == wanted
+
+
+@rows(
+    (
+        "parameters [\n # first\n {key: 'a' value {string_value: '1'}},\n"
+        " {key: 'b' value {string_value: '2'}} # second\n]\n",
+        lambda config: setattr(config.parameters["b"], "string_value", "3"),
+        ("{string_value: '2'}", '{ string_value: "3" }'),
+    ),
+    (
+        "ensemble_scheduling { step [ # prepares\n {model_name: 'p' model_version: 1},\n"
+        " {model_name: 'n' model_version: 2} # computes\n] }\n",
+        lambda config: setattr(config.ensemble_scheduling.step[1], "model_version", 3),
+        ("model_version: 2", "model_version: 3"),
+    ),
+    (
+        "instance_group [ {\n kind: KIND_CPU  # no GPU\n} ]\n",
+        lambda config: setattr(config.instance_group[0], "count", 2),
+        ("GPU\n}", "GPU\ncount: 2\n}"),
+    ),
+)
+def test_comments_inside_an_entry_stay(text, change, replaced):
+    change(wanted := parse(text))
+
+    assert rewrite(text, wanted) == text.replace(*replaced)
     assert parse(rewrite(text, wanted)) == wanted
 
 

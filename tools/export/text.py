@@ -12,11 +12,14 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from nereid.tasks.read import recogniser
 
 DETECTOR, RECOGNISER = "PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx"
+NONE = onnx.TensorProto()
 DIRECTION = "ch_ppocr_mobile_v2.0_cls_mobile.onnx"
 MODELS = ("text_detect", "text_direction", "text_recognise")
 
@@ -29,9 +32,40 @@ def name_shape(source: Path, target: Path) -> None:
     onnx.save(model, str(target))
 
 
+def fold_bias(model: onnx.ModelProto) -> None:
+    """Make the bias of the last layer a row of its weights, and append a 1 to its input.
+
+    Adding the bias to all characters of each step takes 3 % of the time of the network.
+    """
+    graph, classes = model.graph, model.graph.output[0].type.tensor_type.shape.dim[2].dim_value
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    (add,) = [
+        node
+        for node in graph.node
+        if node.op_type == "Add" and weights.get(node.input[1], NONE).dims == [classes]
+    ]
+    (multiply,) = [node for node in graph.node if add.input[0] in node.output]
+    old = [weights[multiply.input[1]], weights[add.input[1]]]
+    rows, bias = map(numpy_helper.to_array, old)
+    for tensor in old:
+        graph.initializer.remove(tensor)
+    padded = f"{multiply.input[0]}_1"
+    added = {
+        old[0].name: np.concatenate([rows, bias[None]]),
+        f"{padded}_pads": np.array([0, 0, 0, 0, 0, 1], np.int64),
+        f"{padded}_value": np.float32(1),
+    }
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in added.items())
+    place = list(graph.node).index(multiply)
+    graph.node.insert(place, helper.make_node("Pad", [multiply.input[0], *list(added)[1:]], [padded]))
+    multiply.input[0], multiply.output[0] = padded, add.output[0]
+    graph.node.remove(add)
+
+
 def adapt(source: Path, target: Path) -> None:
     """Replace the output [N, T, characters] of a recogniser by the two best characters of each step."""
     model = onnx.load(str(source))
+    fold_bias(model)
     recogniser.adapt(model)
     onnx.checker.check_model(model)
     onnx.save(model, str(target))

@@ -2,13 +2,13 @@
 
 OpenCV finds the bars, whose rows are averaged to one profile. For each symbol count, position and blur, every
 part of the profile is compared with all symbols, blurred alike. The smallest sum of squares with a correct
-check symbol wins. It is accepted if it also wins without the check symbol, and by a wide margin.
+check symbol wins. It is accepted if it wins by a wide margin, of which the check symbol may cost only a part.
 
 Source: Gallo and Manduchi, Reading 1D barcodes with mobile phones using deformable templates, 2011.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -43,15 +43,23 @@ MIN_SLOPE = 0.02
 # Maximum mean square residual, in levels between paper (0) and ink (1), for the first fit and the final one.
 # How much worse the runner-up must be, as a fraction of it; what the check symbol may cost, as part of that.
 MAX_FIRST, MAX_REST, MIN_AHEAD, MAX_CHECK = 0.065, 0.04, 0.5, 0.15
+# If the runner-up is this much worse, the check symbol may cost as much as that.
+FAR_AHEAD = 1.5
 _ROWS, _OVERSAMPLED, _MARGIN, _SHEARS = 24, 2.0, 1.3, range(-32, 33, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class _Templates:
-    """The symbols under one blur: data float32[103, N], and [3, M] for each start symbol with the stop."""
+    """The symbols under one blur: data float32[103, N], and [3, M] for each start symbol with the stop.
+
+    `ends` are relative to their `middles` [3, 1]; `data_squares` and `ends_squares` are sums over N and M.
+    """
 
     data: np.ndarray
+    data_squares: np.ndarray
     ends: np.ndarray
+    ends_squares: np.ndarray
+    middles: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,8 @@ def _profile(grey: np.ndarray, center: np.ndarray, along: np.ndarray, across: np
 def _decode(levels: np.ndarray, ends: tuple[int, int]) -> list[int] | None:
     """Return the symbols between two ends, with start and check symbol; None if they are ambiguous."""
     guesses = [_Guess(count, ends, 0.0, blur) for count in _COUNTS for blur in (1, 3, 6)]
-    rests = [_fit(levels, guess).rest for guess in guesses]
+    parts = {guess.count: _part(levels, guess) for guess in guesses}
+    rests = [_fit(parts[guess.count], guess).rest for guess in guesses]
     order = [guesses[place] for place in np.argsort(rests) if rests[place] <= MAX_FIRST]
     first = {guess.count: guess for guess in reversed(order)}  # the best guess for each count
     likely = list(dict.fromkeys(guess.count for guess in order))[:MAX_COUNTS]
@@ -159,7 +168,7 @@ def _decode(levels: np.ndarray, ends: tuple[int, int]) -> list[int] | None:
 def _refined(levels: np.ndarray, guess: _Guess) -> _Fit:
     """Return the best fit near a guess."""
     module = (guess.ends[1] - guess.ends[0]) / _modules(guess.count)
-    best, fit = guess, _fit(levels, guess)
+    best, fit = guess, _fit(_part(levels, guess), guess)
     blurs = range(len(_SIGMAS) + len(_LENGTHS))
     for step, warp in ((0.5, 0.0), (0.5, 0.03), (0.25, 0.015), (0.12, 0.008)):
         tried = [
@@ -167,16 +176,17 @@ def _refined(levels: np.ndarray, guess: _Guess) -> _Fit:
                 guess.count,
                 (best.ends[0] + left * step * module, best.ends[1] + right * step * module),
                 best.warp + bend * warp,
-                blur,
+                best.blur,
             )
             for left, right in product((-1, 0, 1), repeat=2)
             for bend in ((-1, 0, 1) if warp else (0,))
-            for blur in (blurs if not warp else (best.blur,))
         ]
         for each in tried:
-            found = _fit(levels, each)
-            if found.rest < fit.rest:
-                best, fit = each, found
+            part = _part(levels, each)
+            for blur in (each.blur,) if warp else blurs:
+                found = _fit(part, blurred := replace(each, blur=blur))
+                if found.rest < fit.rest:
+                    best, fit = blurred, found
     return fit
 
 
@@ -184,23 +194,29 @@ def _modules(count: int) -> int:
     return _SYMBOL * (count + 1) + _STOP_MODULES
 
 
-def _fit(levels: np.ndarray, guess: _Guess) -> _Fit:
-    """Compare part of the profile with all symbols."""
-    templates, size = _templates()[guess.blur], _modules(guess.count) * _SAMPLES
+def _part(levels: np.ndarray, guess: _Guess) -> np.ndarray:
+    """Return the part of the profile between two ends, with `_SAMPLES` per module."""
+    size = _modules(guess.count) * _SAMPLES
     place = (np.arange(size, dtype=np.float32) + 0.5) / size
     place += guess.warp * place * (1 - place)
     first, last = guess.ends
-    read = np.interp(first + place * (last - first) - 0.5, np.arange(len(levels)), levels).astype(np.float32)
+    part = np.interp(first + place * (last - first) - 0.5, np.arange(len(levels)), levels)
+    return part.astype(np.float32)
+
+
+def _fit(read: np.ndarray, guess: _Guess) -> _Fit:
+    """Compare part of the profile with all symbols."""
+    templates = _templates()[guess.blur]
     head, tail = _SYMBOL * _SAMPLES, _STOP_MODULES * _SAMPLES
-    known, expected = np.concatenate([read[:head], read[-tail:]]), templates.ends
-    middle, middles = known.sum() / len(known), expected.sum(axis=1, keepdims=True) / len(known)
-    above, shape = known - middle, expected - middles
-    slopes = np.maximum(shape @ above / np.square(shape).sum(axis=1), MIN_SLOPE)
+    known = np.concatenate([read[:head], read[-tail:]])
+    middle = known.sum() / len(known)
+    above, shape = known - middle, templates.ends
+    slopes = np.maximum(shape @ above / templates.ends_squares, MIN_SLOPE)
     rests = np.square(above - slopes[:, None] * shape).sum(axis=1) / len(known) / slopes**2
     start = int(rests.argmin())
-    rest, gain, base = float(rests[start]), slopes[start], middle - slopes[start] * middles[start]
+    rest, gain, base = float(rests[start]), slopes[start], middle - slopes[start] * templates.middles[start]
     symbols = (read[head:-tail].reshape(guess.count, head) - base) / gain
-    squares = np.square(symbols).sum(axis=1)[:, None] + np.square(templates.data).sum(axis=1)
+    squares = np.square(symbols).sum(axis=1)[:, None] + templates.data_squares
     costs = (squares - 2 * symbols @ templates.data.T) / head
     return _Fit((float(costs.min(axis=1).sum()) + 2 * rest) / (guess.count + 2), start, costs)
 
@@ -216,7 +232,8 @@ def _symbols(fit: _Fit) -> list[int] | None:
         others = fit.costs.copy()
         others[place, symbol] = np.inf
         ahead = min(ahead, _checked(others, fit.start)[0] - total)
-    if ahead < MIN_AHEAD * rest or total - least > MAX_CHECK * ahead:
+    max_check = ahead if ahead >= FAR_AHEAD * rest else MAX_CHECK * ahead
+    if ahead < MIN_AHEAD * rest or total - least > max_check:
         return None
     return [_START + fit.start, *symbols]
 
@@ -276,17 +293,15 @@ def _templates() -> list[_Templates]:
 
     # A symbol begins with ink and ends with paper; anything farther away is unknown.
     paper, last, first = [0.0] * _PAD, [0.4, 0.3, 0.0], [1.0, 0.5, 0.5]
-    return [
-        _Templates(
-            np.array([blurred(last, each, first, blur) for each in _patterns()[:_DATA]]),
-            np.array(
-                [
-                    np.concatenate(
-                        [blurred(paper, each, first, blur), blurred(last, _pattern(_STOP), paper, blur)]
-                    )
-                    for each in _patterns()[_START:]
-                ]
-            ),
+    found = []
+    for blur in blurs:
+        data = np.array([blurred(last, each, first, blur) for each in _patterns()[:_DATA]])
+        stop = blurred(last, _pattern(_STOP), paper, blur)
+        ends = np.array(
+            [np.concatenate([blurred(paper, each, first, blur), stop]) for each in _patterns()[_START:]]
         )
-        for blur in blurs
-    ]
+        middles = ends.sum(axis=1, keepdims=True) / ends.shape[1]
+        shape = ends - middles
+        squares = [np.square(each).sum(axis=1) for each in (data, shape)]
+        found.append(_Templates(data, squares[0], shape, squares[1], middles))
+    return found
