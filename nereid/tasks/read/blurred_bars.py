@@ -43,6 +43,8 @@ MIN_SLOPE = 0.02
 # Maximum mean square residual, in levels between paper (0) and ink (1), for the first fit and the final one.
 # How much worse the runner-up must be, as a fraction of it; what the check symbol may cost, as part of that.
 MAX_FIRST, MAX_REST, MIN_AHEAD, MAX_CHECK = 0.065, 0.04, 0.5, 0.15
+# With more than this at a medium blur, other blurs do not fit, either.
+MAX_MIDDLE = 0.13
 # If the runner-up is this much worse, the check symbol may cost as much as that.
 FAR_AHEAD = 1.5
 _ROWS, _OVERSAMPLED, _MARGIN, _SHEARS = 24, 2.0, 1.3, range(-32, 33, 4)
@@ -155,10 +157,15 @@ def _profile(grey: np.ndarray, center: np.ndarray, along: np.ndarray, across: np
 
 def _decode(levels: np.ndarray, ends: tuple[int, int]) -> list[int] | None:
     """Return the symbols between two ends, with start and check symbol; None if they are ambiguous."""
-    guesses = [_Guess(count, ends, 0.0, blur) for count in _COUNTS for blur in (1, 3, 6)]
-    parts = {guess.count: _part(levels, guess) for guess in guesses}
-    rests = [_fit(parts[guess.count], guess).rest for guess in guesses]
-    order = [guesses[place] for place in np.argsort(rests) if rests[place] <= MAX_FIRST]
+    rests: dict[_Guess, float] = {}
+    for guess in (_Guess(count, ends, 0.0, 3) for count in _COUNTS):
+        part = _part(levels, guess)
+        rests[guess] = _fit(part, guess).rest
+        if rests[guess] <= MAX_MIDDLE:
+            for blur in (1, 6):
+                other = replace(guess, blur=blur)
+                rests[other] = _fit(part, other).rest
+    order = sorted((guess for guess in rests if rests[guess] <= MAX_FIRST), key=rests.__getitem__)
     first = {guess.count: guess for guess in reversed(order)}  # the best guess for each count
     likely = list(dict.fromkeys(guess.count for guess in order))[:MAX_COUNTS]
     fits = [_refined(levels, first[count]) for count in likely]
