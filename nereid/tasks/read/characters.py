@@ -91,7 +91,7 @@ class Characters:
         texts = ("".join(self._characters[row[keep]]) for row, keep in zip(index, kept, strict=True))
         others = [""] * len(index)
         if next_index is not None and next_probability is not None:
-            is_known = (next_probability >= MIN_OTHER) & (next_index != BLANK) & (next_index < len(self))
+            is_known = (next_probability >= MIN_OTHER) & (next_index > BLANK) & (next_index < len(self))
             named = np.where(is_known, next_index, len(self) - 1)
             others = ["".join(self._characters[row[keep]]) for row, keep in zip(named, kept, strict=True)]
         return [*zip(texts, means.tolist(), others, strict=True)]

@@ -274,11 +274,13 @@ class TextReader:
     def _lines(self, page: _Page) -> list[RecognisedLine]:
         places = [_better(page, line) for line in range(len(page.found))]
         boxes = page.found.boxes[places]
+        lines = []
+        for each in reading_order(boxes):
+            text, confidence, others = page.texts[places[each]]
+            lines.append(RecognisedLine(text, confidence, boxes[each], others=others))
         return [
             line
-            for each in reading_order(boxes)
-            for text, confidence, others in [page.texts[places[each]]]
-            for line in [RecognisedLine(text, confidence, boxes[each], others=others)]
+            for line in lines
             if line.text.strip()
             and line.confidence >= self._min_confidence
             and not any(barcode.has(line.box) for barcode in page.barcodes)

@@ -154,7 +154,8 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
         part: one of PARTS.
     """
     taken, returned = TENSORS[part]
-    returned = returned[: max(len(network.outputs), MIN_OUTPUTS.get(part, len(returned)))]
+    if len(network.outputs) == MIN_OUTPUTS.get(part):
+        returned = returned[: MIN_OUTPUTS[part]]
     if network.max_batch_size < 1:
         yield f"'{network.name}': expected max_batch_size 1 or more, got {network.max_batch_size}"
     for side, wanted, given in (("inputs", [taken], network.inputs), ("outputs", returned, network.outputs)):

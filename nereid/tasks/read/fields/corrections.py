@@ -3,11 +3,12 @@
 The evidence for a reading is the logarithm of its rarity: 3 means that 1 in 1,000 random texts has it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import combinations, pairwise, product
 from math import log10
+from typing import TypeAlias
 
 from nereid.tasks.read.fields.check_digits import CHECKSUMS, Checksum
 from nereid.tasks.read.fields.shapes import DIGITS, LETTERS, Shape
@@ -19,7 +20,7 @@ MAX_CORRECTED = 3
 CHANGE = 1.0
 # A misread number (1 in 20) has a wrong checksum as often as a random one (9 in 10).
 WRONG_CHECKSUM = -1.3
-# Maximum characters replaced by what the recogniser took for the second most probable one, out of how many.
+# Maximum characters replaced by the recogniser's second most probable ones, and out of how many.
 MAX_SWAPPED, MAX_DOUBTFUL = 2, 6
 # A character read as another one, and a letter read as a digit: all-digit numbers are too common.
 LETTER_CORRECTED, DIGIT_CORRECTED = -1.0, -2.0
@@ -45,6 +46,8 @@ LOOK_ALIKES = {
     **{"0": "OQD", "1": "IL", "2": "Z", "4": "A", "5": "S", "6": "G", "7": "T", "8": "B", "9": "G"},
     "l": "1I",
 }
+# By their number: choices of characters to replace, each by position.
+Swaps: TypeAlias = Sequence[Sequence[Mapping[int, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,11 @@ def read_number(
         named: names of the carriers mentioned on the page.
         others: the second most probable character, or a space, for each one of the text.
     """
+    swaps = _swaps(text, others)
     found = [
         Match(reading, form, carrier, reading.evidence + _naming(carrier, named))
         for form, carrier in forms
-        if (reading := _read(text, form, others))
+        if (reading := _read(text, form, swaps))
     ]
     if not found:
         return None
@@ -121,27 +125,27 @@ def _naming(carrier: Carrier | None, named: frozenset[str]) -> float:
     return NAMED if carrier.name in named else OTHERS_NAMED
 
 
-def _read(text: str, form: Format, others: str) -> NumberReading | None:
+def _read(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
     shapes, kinds = shapes_by_length(form).get(len(text), ()), tuple(map(str.isdigit, text))
     if judgement := judge(form, text):
         rarity = min((each for shape in shapes if (each := _rarity(shape, kinds)) is not None), default=0.0)
         evidence = rarity + _proof(form, judgement[1])
         given = NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
-        proven = _proven(text, form, others) if given.valid is False else None
+        proven = _proven(text, form, swaps) if given.valid is False else None
         return proven if proven and proven.valid else given
-    return _with_letters(text, shapes, kinds) if form.checksum == "none" else _proven(text, form, others)
+    return _with_letters(text, shapes, kinds) if form.checksum == "none" else _proven(text, form, swaps)
 
 
-def _proven(text: str, form: Format, others: str) -> NumberReading | None:
+def _proven(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
     """Return the value with the fewest replaced characters that the checksum proves.
 
     It is invalid if there are several, or none but look-alikes match the pattern; None if none match.
     """
     checksum, shapes = CHECKSUMS[form.checksum], shapes_by_length(form).get(len(text), ())
     kinds, is_near = tuple(map(str.isdigit, text)), False
-    for count in range(MAX_SWAPPED + 1):
+    for count, choices in enumerate(swaps):
         by_value: dict[str, NumberReading] = {}
-        for swapped, shape in product(_swaps(text, others, count), shapes):
+        for swapped, shape in product(choices, shapes):
             for value, checked, corrections in _corrected(text, shape, checksum, swapped):
                 is_near |= not count
                 if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
@@ -159,16 +163,18 @@ def _proven(text: str, form: Format, others: str) -> NumberReading | None:
     return NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM) if is_near else None
 
 
-def _swaps(text: str, others: str, count: int) -> Iterator[dict[int, str]]:
-    """Yield each choice of characters to replace by the second most probable ones, by position."""
+def _swaps(text: str, others: str) -> Swaps:
+    """Return each choice of no, one and two characters to replace by the second most probable ones."""
     doubtful = [
         place
         for place, (own, other) in enumerate(zip(text, others, strict=False))
         if other.isascii() and other.isalnum() and other.upper() != own.upper()
     ]
-    if len(doubtful) <= MAX_DOUBTFUL or not count:
-        for places in combinations(doubtful, count):
-            yield {place: others[place].upper() for place in places}
+    counts = range(1 + MAX_SWAPPED if len(doubtful) <= MAX_DOUBTFUL else 1)
+    return [
+        [{place: others[place].upper() for place in places} for places in combinations(doubtful, count)]
+        for count in counts
+    ]
 
 
 def _with_letters(text: str, shapes: tuple[Shape, ...], kinds: tuple[bool, ...]) -> NumberReading | None:
