@@ -430,7 +430,7 @@ async def test_request_that_is_cut_off_is_cancelled_and_not_ok(is_complete, is_s
 
 @asynchronous
 async def test_late_body_is_rejected():
-    caller = Caller(gateway(Upstream()), is_complete=False, headers=[(b"x-request-timeout-ms", b"30")])
+    caller = Caller(gateway(Upstream()), is_complete=False, headers=[(b"x-request-timeout-ms", b"200")])
 
     await caller.start()
 
