@@ -106,7 +106,7 @@ record-chaos:
 gpu-check: .venv/.testing  ## check everything that needs an NVIDIA GPU, in ten minutes; RECORD=gpu_check writes the record
 	loadtest/gpu_check.sh $(if $(RECORD),--record $(RECORD))
 
-chaos: .venv/.testing  ## let ROUNDS (200) faults happen to a server under load; needs root
+chaos: .venv/.testing  ## inject ROUNDS (200) faults into a server under load; needs root
 	$(BIN)/python -m loadtest.torture --rounds $(ROUNDS)
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record

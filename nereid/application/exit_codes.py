@@ -60,11 +60,7 @@ def exiting() -> Iterator[None]:
     except RuntimeError as error:
         if "start new thread" not in str(error):  # Python has no class for it
             raise
-        end(
-            OperationFailed(
-                f"{error}: the system refuses it", "a higher limit of processes (ulimit -u, pids.max)"
-            )
-        )
+        end(OperationFailed(f"{error}: too many processes", "a higher limit (ulimit -u, pids.max)"))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         extra = next((extra for extra, modules in MODULES.items() if module in modules), None)

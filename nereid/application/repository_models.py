@@ -106,8 +106,9 @@ class RepositoryRoute:
         route, variants = table.route, _variants(table, served.breakers if served else {})
         # The server's address is not for clients of a gateway.
         detail = status if status in (SERVED, NO_SERVER) else "not served yet, or unknown"
-        state = location.name, route.generation, route.default, status == SERVED, detail
-        return RouteState(*state, variants, rollout)
+        return RouteState(
+            location.name, route.generation, route.default, status == SERVED, detail, variants, rollout
+        )
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them."""

@@ -60,7 +60,7 @@ class Journal(Generic[Entry]):
         last = max(lines, default=0)
         if last and lines[last] is _Fault.DAMAGED:
             raise OperationFailed(
-                f"line {last} of '{self.path}' is damaged, and with it the end of the last change; "
+                f"line {last} of '{self.path}' is damaged, so the last change may be incomplete; "
                 "fix: nereid check, repair the repository if that is needed, then remove this line"
             )
         return _entries(lines)

@@ -53,8 +53,8 @@ class MemoryKills:
         limit = self._groups.memory_limit()
         why = f"the limit is {limit / 1e6:.0f} MB" if limit < inf else "no control group has a limit"
         fix = "a higher limit" if limit < inf else "more memory"
-        ended = f"the kernel ended {self._seen - before} process(es) of this control group"
-        return f"lack of memory: {ended}; {why}; fix: {fix}, or fewer instances (count in config.pbtxt)"
+        ended = f"the kernel killed {self._seen - before} process(es) of this control group"
+        return f"out of memory: {ended}; {why}; fix: {fix}, or fewer instances (count in config.pbtxt)"
 
 
 class ProcessRefusals:
@@ -72,8 +72,8 @@ class ProcessRefusals:
             return ""
         count, limit = self._seen - before, self._groups.process_limit()
         return (
-            f"lack of processes: the kernel refused {count} process(es) or thread(s) of this control group; "
-            f"the limit is {limit:g}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
+            f"process limit reached: the kernel refused {count} process(es) or thread(s) of this control "
+            f"group; the limit is {limit:g}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
         )
 
 

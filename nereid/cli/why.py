@@ -17,7 +17,7 @@ from nereid.cli.server_options import find_server, no_server
 
 if TYPE_CHECKING:
     from nereid.insight.observe.contention import Contention
-    from nereid.insight.observe.why import Explanation
+    from nereid.insight.observe.why import Diagnosis
     from nereid.server.run_dir import ServerRecord
 
 BAR_WIDTH = 30
@@ -68,11 +68,11 @@ def why(
     ]
     base = run_dir.root(environment(context))
     contention = _measured(record, [gateway.pid for gateway in run_dir.find_gateways(base, repository)])
-    explanation = explain(lines, contention, record.objective_ms)
+    diagnosis = explain(lines, contention, record.objective_ms)
     if as_json:
-        print(json.dumps({**asdict(explanation), "contention": asdict(contention)}))
+        print(json.dumps({**asdict(diagnosis), "contention": asdict(contention)}))
     else:
-        _show(explanation, contention, window_s)
+        _show(diagnosis, contention, window_s)
 
 
 def _ids(line: dict[str, Any]) -> tuple[str, str]:
@@ -90,34 +90,34 @@ def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
     return contention.between(before, contention.read(record.pid, roots))
 
 
-def _show(explanation: "Explanation", contention: "Contention", window_s: float) -> None:
-    failed = ", ".join(f"{count:,} {name}" for name, count in explanation.outcomes.items())
+def _show(diagnosis: "Diagnosis", contention: "Contention", window_s: float) -> None:
+    failed = ", ".join(f"{count:,} {name}" for name, count in diagnosis.outcomes.items())
     print(
-        f"last {format_duration(window_s)}: {explanation.requests:,} requests"
+        f"last {format_duration(window_s)}: {diagnosis.requests:,} requests"
         f"{f', failed: {failed}' if failed else ''}"
-        f"; median {format_ms(explanation.p50_ms)}, 99th percentile {format_ms(explanation.p99_ms)}"
+        f"; median {format_ms(diagnosis.p50_ms)}, 99th percentile {format_ms(diagnosis.p99_ms)}"
     )
-    if explanation.slow_ms:
+    if diagnosis.slow_ms:
         print(f"\n{'stage':<10} {'typical':>10} {'slowest 5 %':>12}  difference")
-        typical_ms = {name: explanation.typical_ms.get(name, 0.0) for name in explanation.slow_ms}
-        most = max(1e-9, *(slow - typical_ms[name] for name, slow in explanation.slow_ms.items()))
-        for name, slow in explanation.slow_ms.items():
+        typical_ms = {name: diagnosis.typical_ms.get(name, 0.0) for name in diagnosis.slow_ms}
+        most = max(1e-9, *(slow - typical_ms[name] for name, slow in diagnosis.slow_ms.items()))
+        for name, slow in diagnosis.slow_ms.items():
             typical = typical_ms[name]
             bar = "█" * round(BAR_WIDTH * max(0.0, slow - typical) / most)
             print(f"{name:<10} {format_ms(typical):>10} {format_ms(slow):>12}  {slow - typical:+8.1f} {bar}")
-        sizes = " and ".join(format_bytes(round(size)) for size in explanation.image_bytes)
-        waits = " and ".join(format_ms(wait) for wait in explanation.core_wait_ms)
+        sizes = " and ".join(format_bytes(round(size)) for size in diagnosis.image_bytes)
+        waits = " and ".join(format_ms(wait) for wait in diagnosis.core_wait_ms)
         print(f"image size {sizes}; wait of the models for a core {waits}")
-        if explanation.slow_variant:
-            print(f"nearly all of the slowest requests were served by variant '{explanation.slow_variant}'")
+        if diagnosis.slow_variant:
+            print(f"nearly all of the slowest requests were served by variant '{diagnosis.slow_variant}'")
     print(
         f"\nnow: the server uses {contention.own_cores:.1f} of {contention.cores} cores, other programs "
         f"{contention.other_cores:.1f}; {contention.wait_ratio:.2f} s of waiting for each second of work, "
         f"{contention.faults_per_s:,.0f} page faults/s, {contention.switches_per_s:,.0f} forced switches/s, "
         f"throttled {contention.throttled:.0%}"
     )
-    name = explanation.cause or "nothing unusual"
-    print(f"\ncause: {name}: {explanation.why}\ntry:   {explanation.next_step}")
+    name = diagnosis.cause or "nothing unusual"
+    print(f"\ncause: {name}: {diagnosis.why}\ntry:   {diagnosis.next_step}")
 
 
 def _show_request(lines: list[dict[str, Any]], name: str, as_json: bool) -> None:

@@ -19,8 +19,8 @@ HORIZON_S = 10.0
 # A key idle for this many seconds is forgotten and no longer compared with others.
 MEMORY_S = 60.0
 # A request that takes `SLOW_S` can keep a core busy on its own. The remaining time of an abandoned request is
-# unknown, so assume `PATIENCE_S`, which one core needs to read a page with the maximum number of lines.
-SLOW_S, PATIENCE_S = 0.1, 5.0
+# unknown, so assume `ASSUMED_LEFT_S`, which one core needs to read a page with the maximum number of lines.
+SLOW_S, ASSUMED_LEFT_S = 0.1, 5.0
 # Maximum models remembered (v2 callers choose the names), and other keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32
 
@@ -557,13 +557,13 @@ class Slot:
 
         The server finishes a dispatched request without reporting it. The estimate is the key's mean time for
         each unit declared, four times that for a large image. A large image, or a request of a key whose
-        requests are limited, takes at least `PATIENCE_S`; if it takes longer, it may take as long again.
+        requests are limited, takes at least `ASSUMED_LEFT_S`; if it takes longer, it may take as long again.
         """
         admission, costs, spent_s = self._admission, self._admission.costs, self._in_flight_s()
         each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))
         rest_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1) - spent_s
         if self.is_large or costs.most_in_flight(self._owner, self._model) < sys.maxsize:
-            rest_s = max(rest_s, PATIENCE_S - spent_s, spent_s)
+            rest_s = max(rest_s, ASSUMED_LEFT_S - spent_s, spent_s)
         return max(0.0, min(rest_s, MAX_REST_S))
 
     def _in_flight_s(self) -> float:

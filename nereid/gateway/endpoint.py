@@ -152,6 +152,27 @@ class Endpoint:
 def operations_of(task: Task) -> Iterator[Operation]:
     """Yield a task's operations; the first one runs it on the image of a request."""
     endpoint: Endpoint = task.face("endpoint")
+    yield Operation(
+        "POST",
+        task.path,
+        _handler(task, endpoint),
+        "infer",
+        endpoint.answer,
+        query=endpoint.parameters,
+        body=ImageBody,
+        kinds=endpoint.kinds,
+        errors=(*IMAGE_ERRORS, *endpoint.errors),
+        other_type=endpoint.other_type,
+        is_limited=True,
+        is_of_model=True,
+        task=task,
+    )
+    for operation in endpoint.operations:
+        yield replace(operation, task=task) if operation.is_of_model else operation
+
+
+def _handler(task: Task, endpoint: Endpoint) -> Handler:
+    """Return the handler that runs a task on the image of a request."""
     kind = task.face("result")
     own = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
 
@@ -171,9 +192,20 @@ def operations_of(task: Task) -> Iterator[Operation]:
         image = await gateway.uploads.one(request, left_s)
         received_s = request.end_stage("receive")
         size = read_size(image)
-        work, name, top_k = work_of(size, settings.max_pixels), request.request_id, top_k_of(given)
-        more = name, top_k, work - 1, values, given
-        call = ImageCall(request.model, kind, image, size, work, headers, *more)
+        work, name = work_of(size, settings.max_pixels), request.request_id
+        call = ImageCall(
+            request.model,
+            kind,
+            image,
+            size,
+            work,
+            headers,
+            name,
+            top_k=top_k_of(given),
+            debt=work - 1,
+            convert=values,
+            given=given,
+        )
         with CancelOnDisconnect(request):
             found = await run(gateway, request, call)
         request.variant = call.variant
@@ -187,16 +219,7 @@ def operations_of(task: Task) -> Iterator[Operation]:
 
     # The operation's id and summary.
     answer.__name__, answer.__doc__ = task.path.rpartition("/")[2], endpoint.summary
-    yield Operation(
-        *("POST", task.path, answer, "infer", endpoint.answer, endpoint.parameters),
-        *(ImageBody, endpoint.kinds, (*IMAGE_ERRORS, *endpoint.errors)),
-        other_type=endpoint.other_type,
-        is_limited=True,
-        is_of_model=True,
-        task=task,
-    )
-    for operation in endpoint.operations:
-        yield replace(operation, task=task) if operation.is_of_model else operation
+    return answer
 
 
 async def run_in_limited_thread(
@@ -213,7 +236,7 @@ async def run_in_limited_thread(
     Raises:
         Failure: the request is late, or its key has too many requests waiting.
     """
-    slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
+    slot = await gateway.previews.take(request.left_s(), request.owner, [work], request.model.name)
 
     def end(running: "asyncio.Task[_Value]") -> None:
         is_answered = running.exception() is None

@@ -69,7 +69,7 @@ async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         raise Failure("not_found", ELSEWHERE)
     kind_of(request, (RAW,))
     if (accepts := given.get("accept_change", "true")) != "true":
-        raise invalid_request(f"accept_change: expected true, or no such parameter, got {accepts[:64]!r}")
+        raise invalid_request(f"accept_change: expected true or no parameter, got {accepts[:64]!r}")
     share, limits = _number(given, "share"), [name for name in LIMITS if name in given]
     async with _upload_folder(publisher.repository) as folder:
         order = PublishOrder(

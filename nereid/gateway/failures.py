@@ -146,8 +146,8 @@ class Failure(Exception):
 
     Attributes:
         is_repeatable: whether the gateway may send the image again.
-        is_of_server: whether it was Triton's response.
-        is_by_status: whether the code follows only from the status of Triton's response.
+        is_from_triton: whether it was Triton's response.
+        is_inferred_from_status: whether the code follows only from the status of Triton's response.
         more_headers: additional response headers.
     """
 
@@ -157,7 +157,7 @@ class Failure(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.is_repeatable = KINDS[code].is_repeatable
-        self.is_of_server = self.is_by_status = False
+        self.is_from_triton = self.is_inferred_from_status = False
         self.more_headers: list[tuple[bytes, bytes]] = []
 
     @property
@@ -236,5 +236,5 @@ def from_triton(status: int, body: bytes) -> Failure:
     if code == "inference_failed":
         message = f"the server failed; {_HIDDEN}"
     failure = Failure(code, message, UNAVAILABLE_RETRY_S if code == "unavailable" else None)
-    failure.is_of_server, failure.is_by_status = True, not found
+    failure.is_from_triton, failure.is_inferred_from_status = True, not found
     return failure

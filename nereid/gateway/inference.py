@@ -296,7 +296,7 @@ class ImageCall:
     def _rejected(self, response: HttpResponse) -> Failure:
         """Return the error response for an image; the gateway wrote the request, so it cannot be invalid."""
         failure = failure_of(response)
-        if failure.is_by_status and failure.code in ("invalid_request", "not_found"):
+        if failure.is_inferred_from_status and failure.code in ("invalid_request", "not_found"):
             return self._not_served()
         failure.message = _MESSAGES.get(failure.code, failure.message)
         return failure
@@ -370,7 +370,7 @@ async def _admit_and_send(
             raise request.late() from None
         raise
     except BaseException as error:
-        if isinstance(error, Failure) and error.is_of_server and error.code == "deadline_exceeded":
+        if isinstance(error, Failure) and error.is_from_triton and error.code == "deadline_exceeded":
             _release_later(slot)  # a route answers before its variant has
             raise
         if isinstance(error, Failure) and error.code == "overloaded":

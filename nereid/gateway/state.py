@@ -26,10 +26,10 @@ class Gateway:
     quotas: Quotas
     uploads: Uploads
     metrics: Metrics
-    previewing: Admission
-    unpacking: FairQueue
+    previews: Admission
+    decompressions: FairQueue
     triton: HttpConnections
-    keys_needed: bool
+    requires_keys: bool
     memory: AnswerMemory
     tracer: Tracer | None = None
     shared: SharedState | None = None
@@ -61,18 +61,18 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
     admission = Admission(settings.max_in_flight)
     in_work = (lambda: admission.in_flight), (lambda: admission.waiting), (lambda: admission.limit)
     return Gateway(
-        settings,
-        keys,
-        models,
-        admission,
-        Quotas(settings.rate_per_s, settings.burst, shared.buckets if shared else None),
-        Uploads(settings),
-        Metrics(*in_work, is_shared=shared is not None),
-        Admission(1),
-        FairQueue(lambda: 1),
-        models.triton,
-        settings.requires_keys,
-        shared.memory if shared else AnswerMemory(),
-        Tracer(settings.traces, settings.sampling) if settings.traces else None,
-        shared,
+        settings=settings,
+        keys=keys,
+        models=models,
+        admission=admission,
+        quotas=Quotas(settings.rate_per_s, settings.burst, shared.buckets if shared else None),
+        uploads=Uploads(settings),
+        metrics=Metrics(*in_work, is_shared=shared is not None),
+        previews=Admission(1),
+        decompressions=FairQueue(lambda: 1),
+        triton=models.triton,
+        requires_keys=settings.requires_keys,
+        memory=shared.memory if shared else AnswerMemory(),
+        tracer=Tracer(settings.traces, settings.sampling) if settings.traces else None,
+        shared=shared,
     )

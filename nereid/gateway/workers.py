@@ -150,7 +150,7 @@ class WorkerPool:
             if self._is_stopped(START_POLL_S):
                 return False
             if self._ended():
-                raise OperationFailed("a worker of the gateway did not start; its reason is above")
+                raise OperationFailed("a worker of the gateway did not start; see the error above")
             with contextlib.suppress(BlockingIOError):
                 listening += len(os.read(self._ready, self._count))
         return True

@@ -202,12 +202,12 @@ class EmbeddedServer:
             str(options.repository),
             options.profile,
             options.token,
-            health_port,
-            options.model_control_mode,
-            str(self._sockets or ""),
-            self.fitted.machine.cores if self._fitted_backends else 0,
-            self._fitted_backends,
-            self._completes_configs,
+            health_port=health_port,
+            model_control_mode=options.model_control_mode,
+            sockets=str(self._sockets or ""),
+            cores=self.fitted.machine.cores if self._fitted_backends else 0,
+            fitted_backends=self._fitted_backends,
+            completes_configs=self._completes_configs,
             **record_fields(self._run_dir, options.sampling),
         )
 

@@ -42,7 +42,7 @@ from nereid.tasks import TASKS
 # Time that killed processes need to exit.
 KILLED_S = 10.0
 UNGUARDED = (
-    "the ports are Triton's own, and any program that reaches them can end the server with one request; "
+    "the ports are Triton's own, and any program that can reach them can crash the server with one request; "
     "--guard checks all requests"
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
@@ -266,7 +266,7 @@ class _Service:
                 if is_strict or not new.keys() - failed or not {*server.models} - new.keys():
                     raise
                 failed |= new
-                log(f"not loaded: {', '.join(new)}; the server starts again with the other models")
+                log(f"not loaded: {', '.join(new)}; the server restarts without them")
                 self._wait_for_ports()
 
     def _supervise(

@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from nereid.gateway.settings import Settings
+from nereid.gateway.v2.grpc_front import MAX_FRAME_BYTES
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.server.embedded_server import STOP_TIMEOUT_S
 from tests import deployment
@@ -148,6 +150,12 @@ def test_requests_have_time_to_end():
     assert seconds(SERVICES["proxy"]["stop_grace_period"]) > seconds(hard_stop)
     (run_s,) = re.findall(r"docker stop --time (\d+)", (ROOT / SLIM).read_text())
     assert int(run_s) > int(drain_s) + STOP_TIMEOUT_S
+
+
+def test_proxy_allows_as_large_messages_as_the_gateway():
+    limits = re.findall(r"a message may have (\d+) bytes.+ gt (\d+) \}", PROXY_CONFIG.read_text())
+
+    assert limits == [(str(Settings().max_body_bytes + MAX_FRAME_BYTES),) * 2]
 
 
 def test_health_of_a_server_is_a_correct_response():

@@ -92,7 +92,7 @@ def rows(cupy) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def expected(rows) -> np.ndarray:
-    return scores(opened(replace(chain.gpu_config(chain.NETWORK), kind="CPU")), rows)
+    return scores(opened(replace(chain.gpu_config(chain.NETWORK), device_kind="CPU")), rows)
 
 
 def check_alternating(session: Session, rows: np.ndarray, expected: np.ndarray) -> None:

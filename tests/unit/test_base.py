@@ -202,7 +202,7 @@ def test_kills_for_lack_of_memory_are_described(membership, limits, name, text, 
     assert kills.new() == ""
     groups(tmp_path, membership, {name: text.format(5)})
     assert kills.new() == (
-        "lack of memory: the kernel ended 2 process(es) of this control group; the limit is 350 MB; "
+        "out of memory: the kernel killed 2 process(es) of this control group; the limit is 350 MB; "
         "fix: a higher limit, or fewer instances (count in config.pbtxt)"
     )
     assert kills.new() == ""
@@ -222,8 +222,8 @@ def test_refused_processes_are_described(membership, folders, limit, tmp_path):
     assert refusals.new() == ""
     groups(tmp_path, membership, {f"{folders[0]}/pids.events": "max 5\n"})
     assert refusals.new() == (
-        "lack of processes: the kernel refused 2 process(es) or thread(s) of this control group; the limit "
-        f"is {limit.replace('max', 'inf')}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
+        "process limit reached: the kernel refused 2 process(es) or thread(s) of this control group; the "
+        f"limit is {limit.replace('max', 'inf')}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
     )
     assert refusals.new() == ""
 

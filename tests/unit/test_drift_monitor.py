@@ -165,7 +165,7 @@ def test_trouble_is_logged_once(world):
 
 
 def test_commands_read_the_state(world):
-    with pytest.raises(OperationFailed, match="has not looked yet"):
+    with pytest.raises(OperationFailed, match="no drift data yet"):
         report(world.run_dir, "r", [])
     world.look()
     state = world.look(5)

@@ -615,11 +615,11 @@ async def test_previews_go_one_at_a_time_to_their_end_and_cost_what_they_take(mo
 
         late = await ask("a", 200)
         others = [ask(name, 60_000) for name in "aab"]
-        await until(lambda: made.previewing.waiting == 3)
+        await until(lambda: made.previews.waiting == 3)
         assert (code(late), len(running)) == ((504, "deadline_exceeded"), 1)
         go_on.set()
 
         assert [(await each).status_code for each in others] == [200, 200, 200]
     with pytest.raises(Failure, match="images per second"):
         made.quotas.take(ring["a"], 20 - 3 * 3 + 1)
-    assert made.previewing.in_flight == 0
+    assert made.previews.in_flight == 0

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from nereid.gateway.admission import (
+    ASSUMED_LEFT_S,
     MAX_LARGE_WAITING,
     MAX_REST_S,
     MAX_WAITING_PER_SLOT,
     MEMORY_S,
-    PATIENCE_S,
     Admission,
     Costs,
     FairQueue,
@@ -391,7 +391,7 @@ def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
 
 
 @cases(
-    small=(1, 0.5, 1.5, PATIENCE_S - 0.5),
+    small=(1, 0.5, 1.5, ASSUMED_LEFT_S - 0.5),
     batch=(3, 0.5, 5.5, 5.5),
     later_than_usual=(1, 5.0, 0.0, 5.0),
     large=(8, 5.0, MAX_REST_S, MAX_REST_S),

@@ -202,4 +202,4 @@ def test_worker_that_cannot_start_ends_the_gateway(pool):
     assert pool.returncode == 1
     assert "all listen" not in out
     assert "error: why" in errors
-    assert "a worker of the gateway did not start; its reason is above" in errors
+    assert "a worker of the gateway did not start; see the error above" in errors

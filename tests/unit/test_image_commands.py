@@ -141,7 +141,7 @@ def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
 @cases(
     nothing=([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
     formats=(["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
-    endless=(["--watch", ".", "--json"], "--watch never ends a JSON array"),
+    endless=(["--watch", ".", "--json"], "--json cannot be combined with --watch"),
     no_image=(["tests", "--url", "localhost"], "'tests' has no image"),
     url=(["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
 )

@@ -188,7 +188,7 @@ def test_unsuitable_config_fails_the_load(old, new, message, root, tmp_path):
 @cases(("kind", "parameter"), cpu=("CPU", "gpu_memory_limit_bytes"), gpu=("GPU", "decode_threads"))
 def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
-    config = replace(config, kind=kind, parameters={**config.parameters, parameter: "7"})
+    config = replace(config, device_kind=kind, parameters={**config.parameters, parameter: "7"})
 
     with pytest.raises(InvalidConfig, match=f"{parameter} contradicts an instance on a {kind}"):
         Pipeline.from_config(config)
@@ -211,7 +211,7 @@ def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
 
     with pytest.raises(InvalidConfig, match=r"cupy.*; fix: .* the packages of the extra 'gpu' or 'gpu13'"):
-        Pipeline.from_config(replace(config, kind="GPU"))
+        Pipeline.from_config(replace(config, device_kind="GPU"))
 
 
 @cases("image", no_image=BAD, cut_off=A[:20_000], too_large=bytes(Limits().max_image_bytes + 1))

@@ -161,7 +161,7 @@ def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout):
     rollout.behaviour["old"].breaker = 0
     state = rollout.run("ended", "paused")
 
-    assert (state.phase, state.reasons[0][:12]) == ("paused", "broken split"), state
+    assert (state.phase, state.reasons[0][:16]) == ("paused", "traffic does not"), state
     # Chance gave it 40 of the 400 requests of each second.
     assert {state.look.events["error"][0].requests, sum(state.look.latencies[0])} == {40 * state.elapsed_s}
     orders.order(rollout.location, "resume")

@@ -110,7 +110,7 @@ def test_good_candidate_passes_when_the_step_is_over():
     assert [*dict.fromkeys(said)] == [
         "50 of at least 100 requests of the candidate",
         "no decision yet",
-        "the minimum duration is not over",
+        "the minimum duration has not elapsed",
     ]
     assert step.verdict(is_over=True).outcome == Outcome.PASS
 

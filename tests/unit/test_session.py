@@ -222,7 +222,9 @@ def without_cuda():
 
 def test_gpu_that_triton_chose_is_replaced_by_the_cpu(tmp_path, without_cuda):
     """KIND_AUTO is served on the CPU if ONNX Runtime does not support the GPU."""
-    config = replace(stored(tmp_path, double(), BATCHES.replace("KIND_CPU", "KIND_AUTO") + X + Y), kind="GPU")
+    config = replace(
+        stored(tmp_path, double(), BATCHES.replace("KIND_CPU", "KIND_AUTO") + X + Y), device_kind="GPU"
+    )
 
     assert Session.from_config(config).provider == "CPUExecutionProvider"
 
@@ -230,7 +232,7 @@ def test_gpu_that_triton_chose_is_replaced_by_the_cpu(tmp_path, without_cuda):
 @pytest.mark.parametrize("profile", ["", "gpu"], ids=["plain config", "profile"])
 def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profile):
     plain = BATCHES if profile else BATCHES.replace("KIND_CPU", "KIND_GPU")
-    config = replace(stored(tmp_path, double(), plain + X + Y), kind="GPU")
+    config = replace(stored(tmp_path, double(), plain + X + Y), device_kind="GPU")
     (config.folder / "configs").mkdir()
     (config.folder / "configs" / "gpu.pbtxt").write_text("instance_group { kind: KIND_GPU }")
 

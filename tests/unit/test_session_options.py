@@ -120,7 +120,7 @@ def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
     both = {"nereid.release_memory_every": "9", "nereid.cuda_graphs": "true"}
 
     with pytest.raises(InvalidConfig, match=r"nereid\.release_memory_every contradicts CUDA graphs"):
-        session_settings(replace(config(both), kind="GPU"))
+        session_settings(replace(config(both), device_kind="GPU"))
 
 
 @cases(two=("2", 8, 2), none=("0", 8, 0), negative=("-1", 8, 0), without_batches=("2", 0, 0))
@@ -373,7 +373,7 @@ def on_gpu(tmp_path):
 def test_gpu_that_triton_chose_may_be_a_cpu(kinds, profile, kind, on_gpu):
     model = on_gpu(**kinds)
 
-    assert session_options.on_available_provider(model, [CPU], profile).kind == kind
+    assert session_options.on_available_provider(model, [CPU], profile).device_kind == kind
 
 
 def test_config_is_unchanged_where_the_device_is_available(on_gpu):

@@ -208,7 +208,7 @@ def test_repairs_that_do_not_help_wait_longer_and_say_so(driver):
         waits.append(line.text.partition("; ")[2])
         driver.see(later_s=delay_s)
 
-    longer = [f"it had a repair just before, so the next one waits for {each:g} s" for each in delays_s]
+    longer = [f"it was repaired recently, so the next repair waits for {each:g} s" for each in delays_s]
     assert waits == ["", *longer[1:]]
 
 
@@ -262,7 +262,7 @@ def test_server_without_model_control_is_restarted():
     driver = Driver("none")
     driver.die()
 
-    reason = "a stub of 'eyes' must be replaced, and models cannot be loaded in this mode"
+    reason = "a stub of 'eyes' died, and this mode does not allow loading models"
     assert driver.step(IndexRead(READY)) == [End(reason)]
     assert driver.see() == [DEAD]
     assert driver.supervisor.is_emptied(BOTH)
@@ -427,7 +427,7 @@ def test_too_many_dead_instances_restart_the_server(count, ends):
 
     commands = driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
 
-    expected = [End(f"{count} dead instances hold its threads and memory")]
+    expected = [End(f"{count} dead instances still occupy its threads and memory")]
     assert [each for each in commands if isinstance(each, End)] == expected * ends
 
 
@@ -441,7 +441,7 @@ def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
 
     commands = driver.die(OTHER)
 
-    assert End(f"{MAX_DEAD_PROCESSES} dead instances hold its threads and memory") in commands
+    assert End(f"{MAX_DEAD_PROCESSES} dead instances still occupy its threads and memory") in commands
     assert ReadIndex() not in commands
 
 

@@ -373,7 +373,7 @@ def test_damaged_line_is_named_and_costs_no_other(written, damage):
 def test_each_damaged_bit_of_the_last_line_is_found_or_harmless(written):
     """The last line decides what is unfinished: it is read as it was written, or an error names it."""
     *before, last = written.path.read_bytes().splitlines(keepends=True)
-    message, refused = f"line 3 of '{written.path}' is damaged, and with it the end of the last change", 0
+    message, refused = f"line 3 of '{written.path}' is damaged, so the last change may be incomplete", 0
     for position in range(len(last)):
         written.path.write_bytes(b"".join([*before, flipped(last, position, position % 8)]))
         try:

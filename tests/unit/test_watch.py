@@ -419,7 +419,7 @@ def test_temporary_failure_is_tried_again(drop, error):
     drop.wait(400)
 
     assert [later - earlier for earlier, later in pairwise(tries)] == [2, 4, 8, 16, 32, 60, 60]
-    assert drop.reported[1].startswith("net.onnx: not possible now, next attempt in 4 s: ")
+    assert drop.reported[1].startswith("net.onnx: cannot be published now; next attempt in 4 s: ")
     assert drop.published == [("net", "a")]
 
 

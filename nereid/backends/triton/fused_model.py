@@ -38,7 +38,7 @@ class FusedModel:
     def __init__(self, config: ModelConfig) -> None:
         names = config.settings(FusedSettings)
         # The plain configs are for a CPU.
-        profile = backend_settings().profile if config.kind == "GPU" else ""
+        profile = backend_settings().profile if config.device_kind == "GPU" else ""
         preprocess, network = (
             config.sibling(*sibling, profile).replacing(changed)
             for sibling, changed in zip(names.models, (names.of_preprocess, names.of_network), strict=False)

@@ -130,7 +130,7 @@ def can_bind(
     names = {each["name"] for each in accelerators.get("gpu_execution_accelerator", ())}
     outputs = [each for each in network.outputs if each.name in wanted]
     return (
-        {config.kind, preprocess.kind, network.kind} == {"GPU"}
+        {config.device_kind, preprocess.device_kind, network.device_kind} == {"GPU"}
         and parse_bool(network.parameters.get(CUDA_GRAPHS, "false"))
         and not NEED_OWN_RUNS & network.parameters.keys()
         and max_run_rows(network) >= config.max_batch_size
@@ -150,7 +150,7 @@ def check_overlap(config: ModelConfig, is_bound: bool) -> None:
         raise InvalidConfig(
             f"model '{config.name}', overlap_batches: expected preprocessing and network on a GPU, with "
             f"nereid.cuda_graphs and outputs of fixed shapes, got a network that runs in another way on "
-            f"KIND_{config.kind}; fix: remove overlap_batches"
+            f"KIND_{config.device_kind}; fix: remove overlap_batches"
         )
 
 

@@ -41,7 +41,12 @@ class ModelTracer:
     ) -> None:
         self._tracer, self._begins = open_tracer(), begins
         self._name = config.name
-        self._about = {"model": config.name, "model_version": config.version, "device": config.kind, **about}
+        self._about = {
+            "model": config.name,
+            "model_version": config.version,
+            "device": config.device_kind,
+            **about,
+        }
         self._waits = _CoreWaits() if has_one_thread else None
 
     def close(self) -> None:

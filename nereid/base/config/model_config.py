@@ -49,7 +49,7 @@ class ModelConfig:
 
     `folder` is the model's folder in the repository and `version` the numbered folder inside it. `parameters`
     holds the config's parameters as plain strings; `document` is the whole config, with protobuf field names.
-    `kind` (CPU, GPU, MODEL), `device_id` and `is_first` describe the instance.
+    `device_kind` (CPU, GPU, MODEL), `device_id` and `is_first` describe the instance.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ModelConfig:
     max_batch_size: int
     parameters: Mapping[str, str]
     document: Mapping[str, Any]
-    kind: str = "CPU"
+    device_kind: str = "CPU"
     device_id: int = 0
     is_first: bool = True
 
@@ -94,7 +94,12 @@ class ModelConfig:
 
     @classmethod
     def from_document(
-        cls, document: Mapping[str, Any], folder: Path, version: int, kind: str = "CPU", device_id: int = 0
+        cls,
+        document: Mapping[str, Any],
+        folder: Path,
+        version: int,
+        device_kind: str = "CPU",
+        device_id: int = 0,
     ) -> "ModelConfig":
         """Build a configuration from a dict with protobuf field names."""
         return cls(
@@ -106,7 +111,7 @@ class ModelConfig:
             max_batch_size=int(document.get("max_batch_size", 0)),
             parameters={k: v.get("string_value", "") for k, v in document.get("parameters", {}).items()},
             document=document,
-            kind=kind,
+            device_kind=device_kind,
             device_id=device_id,
         )
 
@@ -146,7 +151,7 @@ class ModelConfig:
         if not profile:
             return ModelConfig.from_file(folder, version)
         document = read_profile(folder, profile) or read_pbtxt(folder / "config.pbtxt")
-        return ModelConfig.from_document(document, folder, version, self.kind, self.device_id)
+        return ModelConfig.from_document(document, folder, version, self.device_kind, self.device_id)
 
     def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":
         """Return this config with some parameter values replaced."""

@@ -160,7 +160,7 @@ class Wanted:
         if not self.images and not self.watch:
             raise WrongUsage(f"nothing to {task.name}: expected IMAGE or DIR, or --watch DIR")
         if self.watch and self.as_json:
-            raise WrongUsage("--watch never ends a JSON array; fix: --jsonl")
+            raise WrongUsage("--json cannot be combined with --watch; fix: --jsonl")
         if self.watch and not self.watch.is_dir():
             raise WrongUsage(f"--watch: '{self.watch}' is not a folder")
         return chosen[0] if chosen else "table"

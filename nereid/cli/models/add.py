@@ -205,18 +205,18 @@ def add(
         source,
         name,
         _parameters(preprocess or [], preset),
-        labels,
-        activation,  # type: ignore[arg-type]
-        _size(size),
-        output,
-        tuple(profile or PROFILES),
-        instances,
-        tuple(images or ()),
-        replace,
-        preview,
-        task,
-        head,
-        {
+        labels=labels,
+        activation=activation,  # type: ignore[arg-type]
+        size=_size(size),
+        output=output,
+        profiles=tuple(profile or PROFILES),
+        instances=instances,
+        images=tuple(images or ()),
+        is_replacing=replace,
+        preview=preview,
+        task=task,
+        head=head,
+        last_step={
             name: f"{number:g}"
             for name, number in (("score_threshold", score_threshold), ("iou_threshold", iou_threshold))
             if number is not None

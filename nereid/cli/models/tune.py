@@ -147,6 +147,6 @@ def _outcome(written: Sequence[str]) -> str:
     from nereid.insight.tune.profiles import TUNED
 
     if not written:
-        return "nothing is written"
+        return "nothing was written"
     models = ", ".join(written)
     return f"profile '{TUNED}' written for {models}: nereid serve --profile {TUNED}"

@@ -142,7 +142,7 @@ class RequestMiddleware:
         gateway = self._gateway
         request.endpoint, request.is_inference = operation.path, operation.is_limited
         request.is_of_task = operation.is_limited and operation.task is not None
-        request.key = identify(gateway.keys, gateway.keys_needed, request.headers, operation.need)
+        request.key = identify(gateway.keys, gateway.requires_keys, request.headers, operation.need)
         if operation.is_limited:
             gateway.quotas.take(request.key)
         else:

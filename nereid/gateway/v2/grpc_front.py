@@ -370,7 +370,7 @@ class GrpcFront:
         need: Need = "open" if request.endpoint in OPEN else "infer"
         try:
             request.reject_repeats()
-            request.key = identify(gateway.keys, gateway.keys_needed, request.headers, need)
+            request.key = identify(gateway.keys, gateway.requires_keys, request.headers, need)
         except Failure as failure:
             return failure
         if need == "infer":

@@ -78,7 +78,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
         expected = "Content-Encoding: expected gzip or deflate"
         raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32]!r}")
     try:
-        await gateway.unpacking.take(request.owner, request.left_s())
+        await gateway.decompressions.take(request.owner, request.left_s())
     except TimeoutError:
         raise Failure(
             "deadline_exceeded", f"the body was not unpacked within {request.limit_s:.3g} s"
@@ -87,7 +87,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
     try:
         unpacked = await asyncio.to_thread(unpack, body, gateway.settings.max_body_bytes)
     finally:
-        gateway.unpacking.leave(request.owner, time.monotonic() - began_s)
+        gateway.decompressions.leave(request.owner, time.monotonic() - began_s)
     gateway.uploads.buffers.take(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
     return memoryview(unpacked)
@@ -128,7 +128,7 @@ def find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
         Failure: there is no such operation.
     """
     if not (found := _PATH.fullmatch(path)):
-        raise Failure("not_found", f"{path[:128]!r}: a gateway has health, metadata and inference only")
+        raise Failure("not_found", f"{path[:128]!r}: a gateway serves only health, metadata and inference")
     values = {name: value for name, value in found.groupdict().items() if value}
     operation = INFER if values.get("what") == "infer" else HEALTH if found[2] else METADATA
     if method != operation.method:

@@ -77,7 +77,7 @@ def check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
         check_text("the name of a parameter", name)
         check_text(f"parameter '{name[:128]}'", str(value))
         if name.lower() in RESERVED_PARAMETERS:
-            raise invalid_request(f"parameter '{name}' is reserved; a trace comes as the header traceparent")
+            raise invalid_request(f"parameter '{name}' is reserved; send a trace in the header traceparent")
         if name.startswith(_SHARED_MEMORY):
             raise invalid_request(f"{what}: shared memory cannot be used through the gateway; send the data")
         is_number = type(value) is int and 0 <= value <= MAX_NUMBER

@@ -67,7 +67,7 @@ def report(folder: Path, route: str, gateways: Sequence[GatewayRecord]) -> Drift
         state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=DriftState)
     except FileNotFoundError:
         raise OperationFailed(
-            "the drift monitor has not looked yet; it looks a few seconds after the start, then once a minute"
+            "no drift data yet: the monitor runs a few seconds after the start, then once a minute"
         ) from None
     for drift in state.routes:
         if drift.route == route:

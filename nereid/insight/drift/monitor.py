@@ -36,7 +36,7 @@ Log = Callable[[str], None]
 PREFIX = "nereid_drift_"
 METRICS = {
     "score": ("gauge", "Distance of a signal of the last hour from its reference."),
-    "limit": ("gauge", "Distance that chance alone exceeds in 1 of 10,000 looks at most."),
+    "limit": ("gauge", "Distance that chance alone exceeds in at most 1 of 10,000 evaluations."),
     "window_requests": ("gauge", "Classified images of a variant in the last hour."),
     "reference_age_seconds": ("gauge", "Age of the reference of a variant."),
     "last_request_seconds": ("gauge", "Seconds since the number of classified images last grew."),

@@ -62,7 +62,7 @@ MEANINGS = {
         "the profile cpu, which runs both steps in one process",
     ),
     "network": ("running the network takes long", "nereid tune, a network in INT8, or a GPU"),
-    "model": ("the model's own code takes long", "make profile"),
+    "model": ("the model's own code takes long", "profile the process of the model, for example with py-spy"),
     "response": (
         "the response returns slowly from the model to the route",
         "nereid top; a machine without a free core delays wake-ups and copies",
@@ -91,7 +91,7 @@ FIX_FAILURE = "nereid status; the server's log has the reason"
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Diagnosis:
     """Why requests of a window were slow or failed.
 
     Attributes:
@@ -120,7 +120,7 @@ class Explanation:
     next_step: str
 
 
-def explain(lines: Sequence[Line], contention: Contention, objective_ms: float = 0.0) -> Explanation:
+def explain(lines: Sequence[Line], contention: Contention, objective_ms: float = 0.0) -> Diagnosis:
     """Explain the requests of a window.
 
     Args:
@@ -140,19 +140,19 @@ def explain(lines: Sequence[Line], contention: Contention, objective_ms: float =
             f"99 % of the requests meet the objective of {objective_ms:g} ms; the others show: {cause}, {why}"
         )
         cause = ""
-    return Explanation(
-        len(lines),
-        dict(outcomes),
-        _ms(good[len(good) // 2]) if good else 0.0,
-        p99_ms,
-        _stages(typical),
-        _stages(slow),
-        _dominant(good, slow),
-        (_bytes(typical), _bytes(slow)),
-        (_wait(typical), _wait(slow)),
-        cause,
-        why,
-        next_step,
+    return Diagnosis(
+        requests=len(lines),
+        outcomes=dict(outcomes),
+        p50_ms=_ms(good[len(good) // 2]) if good else 0.0,
+        p99_ms=p99_ms,
+        typical_ms=_stages(typical),
+        slow_ms=_stages(slow),
+        slow_variant=_dominant(good, slow),
+        image_bytes=(_bytes(typical), _bytes(slow)),
+        core_wait_ms=(_wait(typical), _wait(slow)),
+        cause=cause,
+        why=why,
+        next_step=next_step,
     )
 
 

@@ -1,13 +1,8 @@
 """HTTP load from asyncio, in a closed loop.
 
 `run` starts the closed loop in a process of its own, so that the caller's work does not disturb it.
-
-    python -m nereid.insight.tune.load_generator PORT REQUEST… [--concurrency 1 32] [--seconds 2]
-
-A REQUEST is a file with a complete HTTP/1.1 request; connections take the requests in turn.
 """
 
-import argparse
 import asyncio
 import http.client
 import itertools
@@ -72,13 +67,19 @@ class Load:
 def run(port: int, requests: Sequence[Path], concurrencies: Sequence[int], seconds: float) -> dict[int, Load]:
     """Load a server at each concurrency in turn, from another process.
 
+    Args:
+        port: port of the server on this machine.
+        requests: files with a complete HTTP/1.1 request each; connections take them in turn.
+        concurrencies: numbers of connections.
+        seconds: length of the measurement at each concurrency.
+
     Raises:
         subprocess.SubprocessError: the process failed, or did not end.
     """
-    words = [sys.executable, "-m", __name__, str(port), *map(str, requests)]
-    words += ["--seconds", str(seconds), "--concurrency", *map(str, concurrencies)]
+    order = json.dumps([port, [*map(str, requests)], [*concurrencies], seconds])
     limit_s = START_S + len(concurrencies) * (WARM_UP_S + seconds + DRAIN_S)
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
+    words = [sys.executable, "-P", "-m", __name__]
+    done = subprocess.run(words, input=order, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
     return {int(number): Load(**load) for number, load in json.loads(done.stdout).items()}
 
 
@@ -204,19 +205,11 @@ def post_request(host: str, port: int, path: str, body: bytes, headers: Mapping[
 
 
 def main() -> None:
-    """Load a server, and print the results as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("port", type=int)
-    parser.add_argument("requests", type=Path, nargs="+")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[32])
-    parser.add_argument("--seconds", type=float, default=2.0)
-    args = parser.parse_args()
-    requests = [path.read_bytes() for path in args.requests]
-    loads = {
-        concurrency: closed_loop(HOST, args.port, requests, concurrency, args.seconds)
-        for concurrency in args.concurrency
-    }
-    print(json.dumps({number: asdict(load) for number, load in loads.items()}))
+    """Load a server as `run` says on stdin, and print the results as JSON."""
+    port, paths, concurrencies, seconds = json.load(sys.stdin)
+    requests = [Path(path).read_bytes() for path in paths]
+    loads = {number: asdict(closed_loop(HOST, port, requests, number, seconds)) for number in concurrencies}
+    print(json.dumps(loads))
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ class Warm(Struct, frozen=True, tag=True):
         if workspace.record and workspace.control and workspace.control.is_ready(self.model, self.version):
             size = warm(workspace.record, workspace.repository / self.model, self.version)
             sizes = f"batches of 1 to {size}" if size > 1 else "one request"
-            workspace.report(f"{self.model}: version {self.version} is warm, tried with {sizes}")
+            workspace.report(f"{self.model}: version {self.version} is warmed up with {sizes}")
 
     def undo(self, workspace: Workspace) -> None:
         """Do nothing: requests have no lasting effect."""

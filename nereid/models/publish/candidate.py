@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.units import split_lines
 from nereid.models.publish.intake.graph_edits import ActivationRule
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, digest
@@ -93,7 +94,7 @@ def check_labels(source: Path, folder: Path) -> None:
     if not theirs.is_file() or not ours.is_file():
         return
     new, old = (
-        path.read_text(encoding="utf-8-sig", errors="replace").splitlines() for path in (theirs, ours)
+        split_lines(path.read_text(encoding="utf-8-sig", errors="replace")) for path in (theirs, ours)
     )
     fix = "all versions of a model have the same labels; fix: nereid add it under another name"
     if len(new) != len(old):

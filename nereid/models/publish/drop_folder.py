@@ -351,7 +351,9 @@ class DropFolder:
         model = self._model_of(entry)
         pause_s = min(2 * self._pauses.get(model, (0, FIRST_PAUSE_S / 2))[1], MAX_PAUSE_S)
         self._pauses[model] = (self._clock() + pause_s, pause_s)
-        self._report(f"{entry.path.name}: not possible now, next attempt in {pause_s:g} s: {_why(error)}")
+        self._report(
+            f"{entry.path.name}: cannot be published now; next attempt in {pause_s:g} s: {_why(error)}"
+        )
 
     def _submit(self, entry: DropEntry, copy: Path, sha256: str) -> bool:
         try:

@@ -324,7 +324,7 @@ class Step:
         waits = self._waits()
         if not waits and is_over:
             return self._gate()
-        return Verdict(Outcome.CONTINUE, tuple(waits) or ("the minimum duration is not over",))
+        return Verdict(Outcome.CONTINUE, tuple(waits) or ("the minimum duration has not elapsed",))
 
     def _risk(self) -> float:
         """Return each test's part of the risk; the latency test is one more."""
@@ -346,8 +346,8 @@ class Step:
     def _gate(self) -> Verdict:
         drawn, total = self._drawn[0], sum(self._drawn)
         if chance_of_split(drawn, total, self.share) < SPLIT_RISK:
-            got = f"{drawn / total:.1%}"
-            reason = f"broken split: expected {self.share:.1%} of the requests at the candidate, got {got}"
+            expected = f"expected {self.share:.1%} for the candidate, got {drawn / total:.1%}"
+            reason = f"traffic does not follow the weights: {expected}"
             return Verdict(Outcome.INCONCLUSIVE, (reason,))
         latencies = [_without_lag(counts) for counts in self._latencies]
         ours, theirs = (median(self.bounds, counts) for counts in latencies)

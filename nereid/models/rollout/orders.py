@@ -151,7 +151,7 @@ def forecast(
     time.sleep(seconds)
     after = _page(location, record)
     if after.was_reset(before, measurement.COUNTERS):
-        raise OperationFailed("the server has restarted during the measurement", "the same command again")
+        raise OperationFailed("the server has restarted during the measurement", "run the command again")
     look = measurement.count_pair(after - before, pair, _slow_s(plan, after, pair))
     errors = look.events[ERROR][1].rate
     rate = sum(sum(buckets) for buckets in look.latencies) / seconds

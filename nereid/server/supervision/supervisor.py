@@ -417,7 +417,7 @@ class Supervisor:
         self._dead = dead
         count += sum(stub.process not in self._to_kill.due_s for stub in dead)  # a repair would not free them
         if count >= MAX_DEAD_PROCESSES:
-            commands += self._end(f"{count} dead instances hold its threads and memory")
+            commands += self._end(f"{count} dead instances still occupy its threads and memory")
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
         self._stopped = self._stubs.instances(
             stopped
@@ -533,9 +533,7 @@ class Supervisor:
         old = [stub.process for stub in self._stubs.of(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
             self._to_kill.add(old, now_s)
-            return self._end(
-                f"a stub of '{reload.model}' must be replaced, and models cannot be loaded in this mode"
-            )
+            return self._end(f"a stub of '{reload.model}' died, and this mode does not allow loading models")
         pause_s = model.back_off.failed(now_s)
         self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
         return [reload]
@@ -553,7 +551,7 @@ class Supervisor:
         if event.refusal:
             text = f"{named} has {trouble} and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
         elif pause_s > REPAIR_DELAYS_S[0]:
-            text += f"; it had a repair just before, so the next one waits for {pause_s:g} s"
+            text += f"; it was repaired recently, so the next repair waits for {pause_s:g} s"
         wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
         self._of(order.model).not_before_s = now_s + wait_s
         self._close_repair(now_s, is_refused=bool(event.refusal))

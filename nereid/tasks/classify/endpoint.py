@@ -127,9 +127,11 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
 
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
-        image_file = image.image, sizes[position], work[position]
-        call = ImageCall(request.model, PREDICTIONS, *image_file, headers, request.request_id, top_k)
-        async with large if work[position] >= LARGE_WORK else nullcontext(), slots:
+        size, cost = sizes[position], work[position]
+        call = ImageCall(
+            request.model, PREDICTIONS, image.image, size, cost, headers, request.request_id, top_k
+        )
+        async with large if cost >= LARGE_WORK else nullcontext(), slots:
             try:
                 found = await run(gateway, request, call)
             except Exception as error:

@@ -9,6 +9,7 @@ import numpy as np
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.errors import InvalidConfig
+from nereid.base.units import split_lines
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
 from nereid.tasks.detect.layouts import Frame, NetworkOutput
 from nereid.tasks.detect.outputs import iou, match
@@ -211,7 +212,7 @@ def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
     if not name:
         return ()
     try:
-        labels = (config.folder / name).read_text(errors="replace").splitlines()
+        labels = split_lines((config.folder / name).read_text(errors="replace"))
     except OSError as error:
         raise UnknownHead(f"cannot read labels '{name}': {error.strerror}") from None
     if classes and len(labels) != classes:

@@ -75,7 +75,7 @@ class Pipeline:
         size = config.max_batch_size if max_batch_size is None else max_batch_size
         if size < 1:
             raise InvalidConfig(f"model '{config.name}', max_batch_size: expected 1 or more, got {size}")
-        if config.kind == "GPU":
+        if config.device_kind == "GPU":
             return cls(_on_gpu(config, settings, size, slots))
         return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1, sink))
 

@@ -22,7 +22,7 @@ from nereid.vision.imaging.transform import DATATYPES, Transform
 # glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
 LARGE_PIXELS = 16_000_000
 # Nice value of threads that decode large images: on a busy core, they get a ninth of others' time.
-PATIENCE = 10
+NICE_VALUE = 10
 
 
 class Preprocessor(Protocol):
@@ -68,7 +68,7 @@ class PixelBudget:
 
 def _lower_priority() -> None:
     """Lower the calling thread's priority; only Linux has per-thread priorities."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENCE)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE_VALUE)
 
 
 class CpuPreprocessor:

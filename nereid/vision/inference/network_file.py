@@ -53,7 +53,7 @@ def path_of(config: ModelConfig) -> Path:
         InvalidConfig: the file does not exist.
     """
     name = config.document.get("default_model_filename") or "model.onnx"
-    if config.kind == "GPU" and (by_capability := config.document.get("cc_model_filenames")):
+    if config.device_kind == "GPU" and (by_capability := config.document.get("cc_model_filenames")):
         name = by_capability.get(gpu.compute_capability(config.device_id), name)
     path = config.folder / str(config.version) / name
     if path.is_dir():

@@ -152,7 +152,7 @@ def session_settings(
         options.enable_mem_pattern = parse_bool(parameters["enable_mem_pattern"])
     if ARENA_SHRINKAGE in parameters:
         run_options.add_run_config_entry(ARENA_SHRINKAGE, parameters[ARENA_SHRINKAGE])
-    threads = thread_counts(parameters, instances, config.kind)
+    threads = thread_counts(parameters, instances, config.device_kind)
     options.intra_op_num_threads, options.inter_op_num_threads = threads.intra_op, threads.inter_op
     if instances > 1:
         # A thread that spins while waiting occupies a core that other instances need.
@@ -197,7 +197,7 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
     """
     accelerators = config.document.get("optimization", {}).get("execution_accelerators", {})
     found: list[Provider] = []
-    if config.kind == "GPU":
+    if config.device_kind == "GPU":
         found += _gpu_providers(config, accelerators.get("gpu_execution_accelerator", ()))
     for each in accelerators.get("cpu_execution_accelerator", ()):
         if each["name"] != "openvino" or OPENVINO not in available:
@@ -225,15 +225,15 @@ def uses_cuda_graphs(chosen: Sequence[Provider]) -> bool:
 
 def on_available_provider(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
     """Return `config`, moved to the CPU if Triton chose a GPU (KIND_AUTO) but ONNX Runtime lacks CUDA."""
-    if config.kind != "GPU" or CUDA in available or config.names_gpu(profile):
+    if config.device_kind != "GPU" or CUDA in available or config.names_gpu(profile):
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
-    return replace(config, kind="CPU", document={**config.document, "instance_group": groups})
+    return replace(config, device_kind="CPU", document={**config.document, "instance_group": groups})
 
 
 def _releasing(config: ModelConfig, options: onnxruntime.SessionOptions) -> onnxruntime.RunOptions | None:
-    arena = f"gpu:{config.device_id}" if config.kind == "GPU" else "cpu:0"
-    if config.kind != "GPU" and not options.enable_cpu_mem_arena:
+    arena = f"gpu:{config.device_id}" if config.device_kind == "GPU" else "cpu:0"
+    if config.device_kind != "GPU" and not options.enable_cpu_mem_arena:
         return None
     releasing = onnxruntime.RunOptions()
     releasing.add_run_config_entry(ARENA_SHRINKAGE, arena)
@@ -258,7 +258,7 @@ def _release_every(config: ModelConfig, has_arena: bool, providers: Sequence[Pro
 def _sharing(config: ModelConfig, backend: BackendSettings) -> Sharing:
     if SHARED_WEIGHTS in config.parameters:
         return Sharing.REQUIRED if parse_bool(config.parameters[SHARED_WEIGHTS]) else Sharing.OFF
-    return Sharing.TRIED if backend.shares_weights and config.kind != "GPU" else Sharing.OFF
+    return Sharing.TRIED if backend.shares_weights and config.device_kind != "GPU" else Sharing.OFF
 
 
 def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:

@@ -162,7 +162,7 @@ def choose_intake(name: str, facts: NetworkFacts, size: Size) -> Intake:
         WrongUsage: no task has that name, or metadata or outputs belong to another kind of network.
     """
     known = ", ".join(sorted(intakes()))
-    if facts.task in UNSERVED:
+    if facts.task in UNSERVED.keys() - intakes().keys():
         raise WrongUsage(
             f"the file's metadata names the task '{facts.task}': its {UNSERVED[facts.task]} cannot be "
             f"served; fix: a network for one of {known}"

@@ -123,7 +123,7 @@ def _labels(
 ) -> tuple[tuple[str, ...], str]:
     for name in LABEL_FILES:
         if (folder / name).is_file():
-            return tuple(_text(folder / name, "replace").splitlines()), f"'{name}' next to the file"
+            return tuple(split_lines(_text(folder / name, "replace"))), f"'{name}' next to the file"
     for key in LABEL_KEYS:
         if names := _names(literal(properties.get(key, ""))):
             return names, f"the file's metadata '{key}'"
