@@ -18,6 +18,7 @@ from typing import NoReturn
 from nereid.backends.triton import stub_memory, stub_processes
 from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.processes import (
+    STOP_SIGNALS,
     BackOff,
     MemoryKills,
     ProcessRefusals,
@@ -52,6 +53,8 @@ PORTS_FREE_S = 10.0
 # Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
 # connections keep sending, and Triton 24.10 would wait 30 s for them without accepting new connections.
 LAST_REQUESTS_S = 1.0
+# Seconds for a server that crashed to write its stack to the log.
+STACK_S = 5.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
 MIN_OPEN_FILES = 256
 # Seconds for the jobs to end.
@@ -286,10 +289,14 @@ class _Service:
                 self._wait(watchdog, record, failed)
                 status = server.poll()
                 is_signalled = status is None and not watchdog.restart_reason
+                is_crash = is_signalled and server.log.signal not in (0, *STOP_SIGNALS)
                 end = "received a signal to end" if is_signalled else f"ended by itself with status {status}"
+                end = f"crashed with signal {server.log.signal}" if is_crash else end
                 reason = watchdog.restart_reason or f"tritonserver {end}"
                 self.health.enter(health_page.RESTARTING, reason)
-                if is_signalled:  # perhaps this process, too, and then it waits for all requests
+                if is_crash:
+                    self._wait_for_end(server, STACK_S)
+                elif is_signalled:  # perhaps this process, too, and then it waits for all requests
                     self.signals.sleep(LAST_REQUESTS_S)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
@@ -297,6 +304,11 @@ class _Service:
         self._report_limits()
         server.stop(lambda: is_signalled or watchdog.is_emptied())
         return watchdog.ready, reason
+
+    def _wait_for_end(self, server: EmbeddedServer, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while server.poll() is None and time.monotonic() < deadline:
+            self.signals.sleep(0.1)
 
     def _wait_for_ports(self) -> None:
         if not self.options.is_guarded:  # otherwise the ports are the gateway's

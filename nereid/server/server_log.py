@@ -38,7 +38,7 @@ LOG_LINE = re.compile(r"^[IWE]\d{4} ")
 CONTINUED_ROW = re.compile(r"^\|\s+\|\s+\|")
 LAST_WORDS = "error: "
 # Triton's line about a signal that terminates it.
-SIGNAL = re.compile(r"^Signal \(\d+\) received")
+SIGNAL = re.compile(r"^Signal \((\d+)\) received")
 TAIL_LINES = 30
 # Time, process and source location before the message.
 LOG_HEAD = re.compile(r"^([IWE]\d{4} [^\]]*\] |\[\w+\] )")
@@ -84,7 +84,8 @@ class ServerLog:
         self._errors: deque[str] = deque(maxlen=TAIL_LINES)
         self._noise_folded = False
         self._is_ending = False
-        self.has_signal = False
+        # The signal that is ending the server, 0 for none.
+        self.signal = 0
         self._failed_devices: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def add(self, line: str) -> None:
@@ -92,7 +93,8 @@ class ServerLog:
         if SOCKET_NOISE in line:
             return
         self._tail.append(line)
-        self.has_signal = self.has_signal or SIGNAL.match(line) is not None
+        if not self.signal and (signalled := SIGNAL.match(line)):
+            self.signal = int(signalled[1])
         if pid := read_failed_device(LOG_HEAD.sub("", line)):
             self._failed_devices.put(pid)
         if any(noise in line for noise in NO_GPU_NOISE):

@@ -277,7 +277,7 @@ class Watchdog:
 
         Models write to the same log, so a single line is not enough.
         """
-        return self._server.log.has_signal and self._server.probe_server(PROBE_TIMEOUT_S) is not None
+        return bool(self._server.log.signal) and self._server.probe_server(PROBE_TIMEOUT_S) is not None
 
     def _observe(self, find: bool, failed: Collection[int] = ()) -> Mapping[Process, str]:
         with self._observing:
