@@ -20,7 +20,8 @@ def escaped(text: str) -> str:
 
 def split_lines(text: str) -> list[str]:
     """Split a text into lines, dropping empty ones at the end; only LF and CR LF break lines."""
-    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
+    kept = text.replace("\r\n", "\n").rstrip("\n")
+    return kept.split("\n") if kept else []
 
 
 def format_bytes(count: int) -> str:

@@ -290,8 +290,11 @@ class _Service:
                 status = server.poll()
                 is_signalled = status is None and not watchdog.restart_reason
                 is_crash = is_signalled and server.log.signal not in (0, *STOP_SIGNALS)
-                end = "received a signal to end" if is_signalled else f"ended by itself with status {status}"
-                end = f"crashed with signal {server.log.signal}" if is_crash else end
+                end = f"ended by itself with status {status}"
+                if is_crash:
+                    end = f"crashed with signal {server.log.signal}"
+                elif is_signalled:
+                    end = "received a signal to end"
                 reason = watchdog.restart_reason or f"tritonserver {end}"
                 self.health.enter(health_page.RESTARTING, reason)
                 if is_crash:

@@ -38,7 +38,7 @@ LOG_LINE = re.compile(r"^[IWE]\d{4} ")
 CONTINUED_ROW = re.compile(r"^\|\s+\|\s+\|")
 LAST_WORDS = "error: "
 # Triton's line about a signal that terminates it.
-SIGNAL = re.compile(r"^Signal \((\d+)\) received")
+SIGNAL = re.compile(r"^Signal \((\d{1,2})\) received")
 TAIL_LINES = 30
 # Time, process and source location before the message.
 LOG_HEAD = re.compile(r"^([IWE]\d{4} [^\]]*\] |\[\w+\] )")
@@ -84,7 +84,7 @@ class ServerLog:
         self._errors: deque[str] = deque(maxlen=TAIL_LINES)
         self._noise_folded = False
         self._is_ending = False
-        # The signal that is ending the server, 0 for none.
+        # The signal that is ending the server, 0 for none; a model may have written the line.
         self.signal = 0
         self._failed_devices: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -93,7 +93,7 @@ class ServerLog:
         if SOCKET_NOISE in line:
             return
         self._tail.append(line)
-        if not self.signal and (signalled := SIGNAL.match(line)):
+        if signalled := SIGNAL.match(line):
             self.signal = int(signalled[1])
         if pid := read_failed_device(LOG_HEAD.sub("", line)):
             self._failed_devices.put(pid)

@@ -96,7 +96,8 @@ def test_a_task_in_one_folder_is_added_served_and_answered(copy):
     pixels = np.random.default_rng(4).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
     image, expected = save(Image.fromarray(pixels)), pixels.argmax(-1).tolist()
     (copy.folder / "scene.png").write_bytes(image)
-    onnx.save(segmenter(), copy.folder / "scene.onnx")
+    onnx.helper.set_model_props(model := segmenter(), {"task": "segment"})  # refused without this task
+    onnx.save(model, copy.folder / "scene.onnx")
     copy.run("-m", "nereid", "init", "models")
     how = "--preprocess", "resize=exact", "--preprocess", "scale=1"
     line = "-m", "nereid", "add", "scene.onnx", "--name", "scene", *how

@@ -303,6 +303,19 @@ def test_server_that_another_program_tells_to_end_is_replaced(served):
 
 
 @pytest.mark.slow
+def test_server_that_crashed_is_named_so_and_replaced(served):
+    """Its handler may hang after this line, because the heap is damaged."""
+    first = served.record.pid
+    Path(f"/proc/{first}/fd/1").write_text("Signal (6) received.\n")
+    wait_until(lambda: "Signal (6) received" in served.log, "the line")
+
+    os.kill(first, signal.SIGSTOP)
+
+    wait_until(lambda: served.record.pid != first and served.is_ready(), "ready again")
+    assert "supervisor: tritonserver crashed with signal 6; restart" in served.log
+
+
+@pytest.mark.slow
 def test_model_that_writes_as_triton_does_not_end_the_server(served):
     """Models share the server's log, and may print what a caller sends."""
     first, before = served.record.pid, served.metric("repairs_total", model="eyes")

@@ -137,6 +137,7 @@ def test_several_outputs_need_a_choice():
     space_at_the_end=("a\n \n", ["a", " "]),
     other_line_breaks=("a\u2028\n\u0085", ["a\u2028", "\u0085"]),
     empty_line=("\na", ["", "a"]),
+    nothing=("\n", []),
 )
 def test_lines_of_a_dictionary(text, found):
     assert split_lines(text) == found

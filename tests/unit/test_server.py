@@ -515,6 +515,7 @@ def test_last_error_has_the_reasons_of_models_that_were_never_loaded():
 @cases(
     crash=("Signal (6) received.", 6),
     end=("Signal (15) received.", 15),
+    endless=(f"Signal ({'9' * 5000}) received.", 0),
     words_of_a_model=("W1121 10:00:00.1 1 tensors.py:9] Signal (6) received.", 0),
 )
 def test_signal_of_the_server_is_known(line, expected):
