@@ -45,7 +45,7 @@ def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # unlike `resolve`, also for a loop of links
     handle, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
     try:
         with naming(target), os.fdopen(handle, "wb") as new:
@@ -92,7 +92,7 @@ def sync(path: Path) -> None:
 
 def state_folder(repository: Path) -> Path:
     """Return a model repository's state folder, kept outside it because Triton would take it for a model."""
-    real = repository.resolve()
+    real = Path(os.path.realpath(repository))
     return real.parent / f".{real.name}.nereid"
 
 

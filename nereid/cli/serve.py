@@ -1,5 +1,6 @@
 """`nereid serve`: serve a model repository in the foreground."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ from nereid.base.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.base.errors import WrongUsage, invalid_values
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Profile, Repository, Task, environment, port, repository_of
-from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, read_token
+from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, read_own_token
 from nereid.server.ports import Ports
 
 ControlMode = Literal["explicit", "poll", "none"]
@@ -142,9 +143,9 @@ def serve(
     if no_token and token_file:
         raise WrongUsage("--token-file and --no-token exclude each other")
     with invalid_values():
-        token = read_token(token_file) if token_file else ""
+        token = read_own_token(token_file) if token_file else ""
     options = ServerOptions(
-        repository_of(context, repository, task).resolve(),
+        Path(os.path.realpath(repository_of(context, repository, task))),
         profile,
         host,
         Ports(http_port, grpc_port, metrics_port),

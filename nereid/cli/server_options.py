@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
 from nereid.cli.options import environment
 
 if TYPE_CHECKING:
@@ -83,18 +83,16 @@ def no_server(repository: Path | str) -> OperationFailed:
 
 
 def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":
-    from nereid.server.command_line import AUTO_PROFILE, DEFAULT_PROFILE
+    from nereid.server.command_line import AUTO_PROFILE, DEFAULT_PROFILE, read_token
     from nereid.server.ports import Ports
     from nereid.server.run_dir import ServerRecord
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise WrongUsage(f"--server: expected HOST:PORT of Triton's gRPC, got '{address}'")
-    token = ""
-    if path := context.meta.get("token_file"):
-        token = path.read_text().strip()
-        if not token:
-            raise WrongUsage(f"--token-file: '{path}' is empty; expected the token of the server")
+    path = context.meta.get("token_file")
+    with invalid_values():
+        token = read_token(path) if path else ""
     profile = environment(context).get("NEREID_PROFILE", AUTO_PROFILE)
     if profile == AUTO_PROFILE:  # the GPU of that server is not this machine's
         profile = DEFAULT_PROFILE

@@ -24,8 +24,8 @@ PLAIN_PROFILE = "ensemble"
 DEFAULT_PROFILE = "cpu"
 DEFAULT_PORTS = Ports(HTTP_PORT, GRPC_PORT, METRICS_PORT)
 GPU_PROFILE = "gpu"
-# Profiles whose models pass tensors in GPU memory.
-GPU_PROFILES = (GPU_PROFILE, "gpu_ensemble")
+# The profile whose models pass tensors in GPU memory to each other.
+GPU_ENSEMBLE_PROFILE = "gpu_ensemble"
 TUNED_PROFILE = "tuned"
 # Selects one of the other profiles for this machine: `nereid.server.gpu_profile`.
 AUTO_PROFILE = "auto"
@@ -118,7 +118,7 @@ def command(
         args += [f"--load-model={name}" for name in models]
     if options.profile != PLAIN_PROFILE:
         args.append(f"--model-config-name={options.profile}")
-    if options.profile in GPU_PROFILES:
+    if options.profile == GPU_ENSEMBLE_PROFILE:
         args += GPU_POOLS
     if not completes_configs:
         args.append("--disable-auto-complete-config")
@@ -217,15 +217,28 @@ def check_options(options: ServerOptions) -> None:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file.
+    """Return the text of a token file, without white space around it.
+
+    Raises:
+        ValueError: the file cannot be read, or its text cannot be a token.
+    """
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file '{path}': {getattr(error, 'strerror', None) or error}") from None
+    if not (text and text.isascii() and text.isprintable()):  # it travels in a header
+        problem = "other characters" if text else "an empty file"
+        raise ValueError(f"--token-file '{path}': expected printable ASCII characters, got {problem}")
+    return text
+
+
+def read_own_token(path: Path) -> str:
+    """Return the token for a server of this machine.
 
     Raises:
         ValueError: the file cannot be read, other users can read it, or its text is not a token.
     """
-    try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--token-file '{path}': {getattr(error, 'strerror', None) or error}") from None
+    text, mode = read_token(path), path.stat().st_mode
     if mode & 0o077:
         raise ValueError(
             f"--token-file '{path}': expected a file that only you can read, got mode "

@@ -67,16 +67,16 @@ class ServerRecord:
     @property
     def health_url(self) -> str:
         """The address of the supervisor's pages, HOST:PORT."""
-        return f"{_reachable(self.host)}:{self.health_port}"
+        return f"{reachable(self.host)}:{self.health_port}"
 
     def url(self, protocol: str) -> str:
         """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""
         if self.sockets:
             return socket_url(Path(self.sockets), protocol)
-        return f"{_reachable(self.host)}:{getattr(self.ports, protocol)}"
+        return f"{reachable(self.host)}:{getattr(self.ports, protocol)}"
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
     """Return the host at which this machine reaches a server that listens on `host`."""
     return LOOPBACK if host in ALL_INTERFACES else host
 
@@ -134,7 +134,7 @@ class GatewayRecord:
     @property
     def url(self) -> str:
         """The address, HOST:PORT."""
-        return f"{_reachable(self.host)}:{self.port}"
+        return f"{reachable(self.host)}:{self.port}"
 
 
 def root(environment: Mapping[str, str]) -> Path:
@@ -257,7 +257,7 @@ def _read(path: Path, kind: type[Record]) -> Record:
 
 
 def _folder(base: Path, repository: Path) -> Path:
-    return base / blake2b(str(repository.resolve()).encode(), digest_size=8).hexdigest()
+    return base / blake2b(os.fsencode(os.path.realpath(repository)), digest_size=8).hexdigest()
 
 
 def _make_private(base: Path) -> None:

@@ -386,7 +386,7 @@ def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
 
 def announcement(options: ServerOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
     """Return the addresses, a request to try and the models that are not served, as readable text."""
-    host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
+    host = run_dir.reachable(record.host)
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in record.all_ports.items())
     needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK)
     key = "NEREID_KEY=KEY " if needs_key else ""

@@ -159,10 +159,12 @@ def test_commands_need_the_token_of_a_named_server(elsewhere, tmp_path):
     _, run = elsewhere
     (tmp_path / "wrong").write_text("something else")
     (tmp_path / "nothing").touch()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
 
-    wrong, nothing = (
-        run("reload", "classify_v1", token_file=tmp_path / name) for name in ("wrong", "nothing")
+    wrong, nothing, no_text = (
+        run("reload", "classify_v1", token_file=tmp_path / name) for name in ("wrong", "nothing", "bytes")
     )
 
     assert (wrong.returncode, "restricted" in wrong.stderr) == (1, True), wrong.stderr
-    assert (nothing.returncode, "is empty; expected the token" in nothing.stderr) == (2, True), nothing.stderr
+    assert (nothing.returncode, "got an empty file" in nothing.stderr) == (2, True), nothing.stderr
+    assert (no_text.returncode, "codec can't decode" in no_text.stderr) == (2, True), no_text.stderr

@@ -242,17 +242,20 @@ def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):
     assert choice.profile == "cpu"
 
 
-def test_server_gets_the_named_gpus_and_their_pools(tmp_path):
-    """The stubs are its children; Triton ignores pools of GPUs that CUDA does not show."""
-    triton = find_installation({})
-    words = command(ServerOptions(profile="gpu"), triton, tmp_path, "id")
-
-    variables = environment(triton, {"CUDA_VISIBLE_DEVICES": recorded.SECOND})
+def test_server_gets_the_named_gpus():
+    """The stubs are its children."""
+    variables = environment(find_installation({}), {"CUDA_VISIBLE_DEVICES": recorded.SECOND})
 
     assert variables["CUDA_VISIBLE_DEVICES"] == recorded.SECOND
-    assert "--cuda-memory-pool-byte-size=0:536870912" in words
-    assert "--cuda-memory-pool-byte-size=1:536870912" in words
-    assert not [each for each in command(ServerOptions(), triton, tmp_path, "id") if "cuda" in each]
+
+
+@pytest.mark.parametrize(("profile", "pools"), [("gpu_ensemble", 16), ("gpu", 0), ("cpu", 0)])
+def test_only_an_ensemble_gets_memory_for_its_tensors_on_each_gpu(profile, pools, tmp_path):
+    """Triton ignores pools of GPUs that CUDA does not show."""
+    words = command(ServerOptions(profile=profile), find_installation({}), tmp_path, "id")
+
+    found = [word for word in words if "cuda" in word]
+    assert found == [f"--cuda-memory-pool-byte-size={gpu}:536870912" for gpu in range(pools)]
 
 
 def test_named_gpus_need_a_profile_that_uses_them(tmp_path):

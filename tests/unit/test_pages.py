@@ -225,6 +225,16 @@ def test_pixels_of_a_searchable_pdf_are_those_of_the_image():
     assert np.abs(np.asarray(shown, float) - np.asarray(wanted, float)).mean() < 4
 
 
+def test_image_becomes_a_pdf_if_a_reader_with_higher_limits_read_it():
+    large = Image.new("L", (8200, 8200), "white")
+    assert large.width * large.height > Limits().max_image_pixels
+    reading = Reading((), (), (), *SOURCE, pages=(PageSize(*large.size),))
+
+    made = pypdfium2.PdfDocument(pdf.searchable(save(large, "JPEG"), reading))
+
+    assert made[0].get_size() == pytest.approx((8200 * 72 / 200,) * 2)
+
+
 def test_text_is_not_added_twice():
     line = TextLine("word", 1.0, ((9.0, 9.0), (99.0, 9.0), (99.0, 29.0), (9.0, 29.0)))
     empty, endless = replace(line, text=""), replace(line, box=((float("nan"),) * 2,) * 4)

@@ -243,7 +243,7 @@ def locked_repository(
         OperationFailed: another command holds the lock, the recovery is not possible now, or the server does
             not accept load requests.
     """
-    repository = repository.resolve()
+    repository = Path(os.path.realpath(repository))
     if record and record.model_control_mode != EXPLICIT:
         raise OperationFailed(
             f"cannot load models: expected a server with --model-control-mode {EXPLICIT}, got "

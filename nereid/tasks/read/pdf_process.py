@@ -57,9 +57,10 @@ def pages_of_image(encoded: bytes, count: int) -> pypdfium2.PdfDocument:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread reserves address space
     from nereid.vision.imaging.decode import Limits, pages_of, upright_picture
 
-    pdf = pypdfium2.PdfDocument.new()
+    # A reader has checked the image against its own limits.
+    pdf, unlimited = pypdfium2.PdfDocument.new(), Limits(*[sys.maxsize] * 3)
     for frame in pages_of(encoded, count):
-        picture, jpeg = upright_picture(encoded, Limits(), frame), io.BytesIO()
+        picture, jpeg = upright_picture(encoded, unlimited, frame), io.BytesIO()
         picture.save(jpeg, "JPEG", quality=JPEG_QUALITY)
         width, height = (side * 72 / IMAGE_DPI for side in picture.size)
         page, image = pdf.new_page(width, height), pypdfium2.PdfImage.new(pdf)
