@@ -41,7 +41,7 @@ def unpack(folder: Path) -> Path:
 def assert_same_objects(folder: Path, family: str, axes: str, repository: Path) -> None:
     """Add an export without an option that its file answers; its best objects must be the framework's."""
     photo = write_photo(folder, family)
-    request = AddRequest(folder / f"{family}-{axes}.onnx", "own", images=(photo,), last_step=OBJECTS)
+    request = AddRequest(folder / f"{family}-{axes}.onnx", "own", images=(photo,), post_processing=OBJECTS)
 
     found, known = (
         propose(repository, request).results[photo.name],

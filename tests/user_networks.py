@@ -38,17 +38,17 @@ class UserNetwork:
         return (rng.standard_normal((self.channels, CLASSES)) * 3).astype(np.float32)
 
     @property
-    def is_last(self) -> bool:
+    def is_channels_last(self) -> bool:
         return self.layout == "NHWC"
 
     def shape(self) -> list[int | str | None]:
         sides = [self.side_px or "H", self.side_px or "W"]
-        inner = [*sides, self.channels] if self.is_last else [self.channels, *sides]
+        inner = [*sides, self.channels] if self.is_channels_last else [self.channels, *sides]
         return [self.batch if self.batch is not None else "N", *inner]
 
     def build(self) -> onnx.ModelProto:
         steps = {"means": "GlobalAveragePool", "flat": "Flatten <axis = 1>", "logits": "MatMul"}
-        if self.is_last:
+        if self.is_channels_last:
             steps = {"planes": "Transpose <perm = [0, 3, 1, 2]>"} | steps
         if self.datatype == "UINT8":
             steps = {"floats": "Cast <to = 1>"} | steps
@@ -72,7 +72,7 @@ class UserNetwork:
     def logits(self, pixels: np.ndarray) -> Any:
         """Return the reference, float64[N, C]; a grey network also takes three channels."""
         planes = np.asarray(pixels, np.float64)
-        planes = planes.transpose(0, 3, 1, 2) if self.is_last else planes
+        planes = planes.transpose(0, 3, 1, 2) if self.is_channels_last else planes
         if self.channels == 1 and planes.shape[1] == 3:
             planes = np.einsum("nchw,c->nhw", planes, LUMA)[:, None]
             if self.datatype == "UINT8":

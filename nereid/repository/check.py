@@ -127,7 +127,8 @@ def _ensemble_problems(profile: Profile, name: str) -> Iterator[str]:
         if tensor not in provided:
             yield f"{user} needs tensor '{tensor}', which no step provides"
         elif not wanted.fits(provided[tensor]):
-            yield f"{user} needs tensor '{tensor}': expected {wanted.kind}, got {provided[tensor].kind}"
+            got = provided[tensor].type_and_dims
+            yield f"{user} needs tensor '{tensor}': expected {wanted.type_and_dims}, got {got}"
 
 
 def _in_ensemble(tensor: TensorSpec, max_batch_size: int) -> TensorSpec:
@@ -223,7 +224,7 @@ def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSp
     if len(wanted) != 1 or not given:
         yield f"{who}: expected one tensor, got {len(wanted)}"
         return
-    ours, theirs = wanted[0].kind, given[0].kind
+    ours, theirs = wanted[0].type_and_dims, given[0].type_and_dims
     if who == ITS_INPUT:
         ours, theirs = f"'{wanted[0].name}' {ours}", f"'{given[0].name}' {theirs}"
     if ours != theirs:

@@ -167,7 +167,7 @@ def config_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned model, with its versions of a network, a preprocessing and a last step; "" and 0 for none."""
+    """A pinned model, with versions of network, preprocessing and post-processing; "" and 0 for none."""
 
     model: str
     network: str
@@ -211,7 +211,7 @@ def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
     return {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
 
 
-def is_last_step(backend: str) -> bool:
+def is_post_processing(backend: str) -> bool:
     """Return whether models of a backend turn a network's outputs into a task's."""
     return backend in BY_BACKEND and "post_processing" in BY_BACKEND[backend].faces
 
@@ -223,7 +223,7 @@ def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
     if "onnxruntime" not in kinds or (kinds.count("onnxruntime") != 1 and not names_network):
         return None
     preprocess = steps[kinds.index("preprocess")] if "preprocess" in kinds else ("", 0)
-    last = next((step for step, kind in zip(steps, kinds, strict=True) if is_last_step(kind)), ("", 0))
+    last = next((step for step, kind in zip(steps, kinds, strict=True) if is_post_processing(kind)), ("", 0))
     backend = str(documents[name].get("backend"))
     place = PARTS[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
     return Pin(name, *steps[place], *preprocess, *last)

@@ -144,8 +144,10 @@ def computed(path: Path, repository: Path) -> np.ndarray:
     config = read_pbtxt(repository / "own_preprocess" / "config.pbtxt")
     given = {key: value["string_value"] for key, value in config["parameters"].items()}
     given = (IMAGENET if "preset" in given else {}) | given
-    is_last = given.get("layout") == "NHWC"
-    height, width, _ = np.roll([int(each) for each in config["output"][0]["dims"]], 0 if is_last else -1)
+    is_channels_last = given.get("layout") == "NHWC"
+    height, width, _ = np.roll(
+        [int(each) for each in config["output"][0]["dims"]], 0 if is_channels_last else -1
+    )
     size, sides = np.array(PHOTO.size), np.array([width, height])
     if given.get("resize") == "letterbox":
         size = np.rint(size * min(sides / size)).astype(int)
@@ -159,7 +161,7 @@ def computed(path: Path, repository: Path) -> np.ndarray:
     mean, std = (np.array(each.split(","), np.float64) for each in numbers)
     array = ((np.asarray(image) - mean) / std * float(given.get("scale", 1))).astype(np.float32)[None]
     (name,) = [each.name for each in onnxruntime.InferenceSession(path).get_inputs()]
-    return next(iter(run(path, {name: array if is_last else array.transpose(0, 3, 1, 2)}).values()))
+    return next(iter(run(path, {name: array if is_channels_last else array.transpose(0, 3, 1, 2)}).values()))
 
 
 @pytest.mark.parametrize("name", ZOO + CLASSIFIERS)
@@ -183,7 +185,7 @@ def test_added_classifier_has_the_scores_of_its_file(site, files, tmp_path, name
 def test_added_detector_finds_the_objects_of_its_file(site, files):
     repository, _, record = site
 
-    added(repository, files["320n"], record, last_step={"score_threshold": "0.01"})
+    added(repository, files["320n"], record, post_processing={"score_threshold": "0.01"})
     with Detector(record.url("grpc"), model="own") as client:
         found = client.detect(PHOTO).objects
 

@@ -30,7 +30,7 @@ def run(model: onnx.ModelProto, name: str, pixels: np.ndarray) -> np.ndarray:
 def pixels_for(form: UserNetwork) -> np.ndarray:
     rng = np.random.default_rng(7)
     side = form.side_px or 16
-    shape = (3, side, side, 3) if form.is_last else (3, 3, side, side)
+    shape = (3, side, side, 3) if form.is_channels_last else (3, 3, side, side)
     if form.datatype == "UINT8":
         return rng.integers(0, 256, shape).astype(np.uint8)
     return rng.standard_normal(shape).astype(DTYPES[form.datatype])

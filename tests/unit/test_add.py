@@ -264,7 +264,7 @@ def test_scores_are_those_of_the_users_network(form, parameters, mean, std, repo
     (scores,) = network.run(None, {network.get_inputs()[0].name: batch.tensor})
     seen = pixels[:, :, ::-1] if parameters.get("color_order") == "BGR" else pixels
     seen = (seen.astype(np.float64) - mean) / std
-    pixels = (seen if form.is_last else seen.transpose(2, 0, 1))[None]
+    pixels = (seen if form.is_channels_last else seen.transpose(2, 0, 1))[None]
     expected = form.probabilities(pixels, "softmax" if form.activation == "none" else form.activation)
     np.testing.assert_allclose(scores, expected, atol=0.02 if form.datatype == "FP16" else 2e-3)
     assert (repository / "own" / "labels.txt").read_text().splitlines() == NAMES

@@ -1,4 +1,4 @@
-"""The last step of a `fused` model: rows of a network, or the objects in each image."""
+"""Post-processing in a `fused` model: rows of a network, or the objects in each image."""
 
 import re
 import shutil

@@ -54,7 +54,7 @@ def test_network_is_added(nereid, tmp_path):
     document = json.loads(shown.stdout)
     assert (document["labels"], document["can_batch"]) == ({"count": 0, "from": ""}, True)
     assert document["parameters"] == {"preset": "imagenet", "resize_shorter_px": "37"}
-    assert document["form"].keys() == {"image", "outputs", "is_last", "is_grey", "classes", "head"}
+    assert document["form"].keys() == {"image", "outputs", "is_channels_last", "is_grey", "classes", "head"}
     assert contents(tmp_path / "models").keys() == before.keys()
 
     done = nereid(*words, "--yes")

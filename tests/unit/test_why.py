@@ -34,8 +34,8 @@ def test_every_stage_has_a_meaning_and_a_next_step():
 
 
 def test_stages_of_a_task_are_explained_by_it():
-    assert meaning("recognise")[0] == "recognising the lines takes long"
-    assert meaning("shuffle") == ("the stage 'shuffle' takes long", "nereid tune")
+    assert meaning("recognise")[0] == "recognising the lines is slow"
+    assert meaning("shuffle") == ("the stage 'shuffle' is slow", "nereid tune")
 
 
 def test_stages_of_a_task_are_between_those_of_all():

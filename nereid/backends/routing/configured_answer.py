@@ -29,7 +29,9 @@ def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dic
 
 
 def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
-    problem = InvalidConfig(f"answer '{output.name}': expected {output.kind}, got {json.dumps(value)[:100]}")
+    problem = InvalidConfig(
+        f"answer '{output.name}': expected {output.type_and_dims}, got {json.dumps(value)[:100]}"
+    )
     if value == [] and -1 in output.dims:
         value = np.empty([max(0, size) for size in output.dims])
     try:

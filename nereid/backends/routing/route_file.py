@@ -75,7 +75,7 @@ def _check_tensors(config: ModelConfig, model: str, version: int) -> None:
             if other is None or not tensor.fits(other):
                 raise InvalidConfig(
                     f"model '{config.name}' names '{model}' for '{tensor.name}': "
-                    f"expected {tensor.kind}, got {other.kind if other else 'none'}"
+                    f"expected {tensor.type_and_dims}, got {other.type_and_dims if other else 'none'}"
                 )
 
 

@@ -53,10 +53,10 @@ class FusedModel:
         stream = open_stream(config.device_id) if is_bound else None
         self._session, self._metrics = open_session(config, network, stream=stream.ptr if stream else 0)
         made, taken = preprocess.outputs[0], network.inputs[0]
-        if taken.kind != made.kind:
+        if taken.type_and_dims != made.type_and_dims:
             raise InvalidConfig(
-                f"model '{config.name}': input of '{names.network}': expected {taken.kind}, "
-                f"got {made.kind} from '{names.preprocess}'"
+                f"model '{config.name}': input of '{names.network}': expected {taken.type_and_dims}, "
+                f"got {made.type_and_dims} from '{names.preprocess}'"
             )
         if names.overlap_batches:
             check_overlap(config, self._session.is_on_stream)

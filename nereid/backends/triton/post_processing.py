@@ -1,4 +1,4 @@
-"""What follows the network of a `fused` model: nothing, or the last step of a task."""
+"""What follows the network of a `fused` model: nothing, or a task's post-processing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -17,7 +17,7 @@ Outcome: TypeAlias = dict[str, Any] | ServingError
 
 
 class TaskStep(Protocol):
-    """The last step of a task, built from the config of a model of its backend."""
+    """Post-processing of a task, built from the config of a model of its backend."""
 
     @property
     def wanted(self) -> Sequence[str]:
@@ -53,10 +53,10 @@ class PassThrough:
 
     def __init__(self, config: ModelConfig, network: ModelConfig) -> None:
         scores = network.outputs[0]
-        if len(config.outputs) != 1 or config.outputs[0].kind != scores.kind:
+        if len(config.outputs) != 1 or config.outputs[0].type_and_dims != scores.type_and_dims:
             raise InvalidConfig(
                 f"model '{config.name}': expected one output like '{scores.name}' of its network, "
-                f"{scores.kind}, got {_listed(config)}"
+                f"{scores.type_and_dims}, got {_listed(config)}"
             )
         self.wanted: Sequence[str] = (scores.name,)
         self._name = config.outputs[0].name
@@ -74,19 +74,21 @@ class PassThrough:
 
 
 class StepPerImage:
-    """The last step of a task, for one image per request."""
+    """Post-processing of a task, for one image per request."""
 
     def __init__(self, config: ModelConfig, network: ModelConfig, after: ModelConfig, step: TaskStep) -> None:
-        if {(each.name, each.kind) for each in config.outputs} != {(e.name, e.kind) for e in after.outputs}:
+        if {(each.name, each.type_and_dims) for each in config.outputs} != {
+            (e.name, e.type_and_dims) for e in after.outputs
+        }:
             raise InvalidConfig(
                 f"model '{config.name}': expected the outputs of '{after.name}', {_listed(after)}, "
                 f"got {_listed(config)}"
             )
-        kinds = {tensor.name: tensor.kind for tensor in network.outputs}
+        kinds = {tensor.name: tensor.type_and_dims for tensor in network.outputs}
         for tensor in after.inputs:
-            if tensor.name != IMAGE and kinds.get(tensor.name) != tensor.kind:
+            if tensor.name != IMAGE and kinds.get(tensor.name) != tensor.type_and_dims:
                 raise InvalidConfig(
-                    f"model '{config.name}': '{after.name}' needs '{tensor.name}' {tensor.kind}, "
+                    f"model '{config.name}': '{after.name}' needs '{tensor.name}' {tensor.type_and_dims}, "
                     f"network '{network.name}' returns {_listed(network)}"
                 )
         self._step, self.wanted = step, step.wanted
@@ -116,7 +118,7 @@ def run_step(step: TaskStep, images: Images, arrays: Mapping[str, np.ndarray]) -
 
 
 def find_step(config: ModelConfig) -> TaskStep | None:
-    """Return the last step that a model's config describes; None if its backend belongs to no task.
+    """Return the post-processing that a model's config describes; None if its backend belongs to no task.
 
     Raises:
         InvalidConfig: the config is invalid.
@@ -153,4 +155,4 @@ def only_one(images: Images) -> Images:
 
 
 def _listed(config: ModelConfig) -> str:
-    return ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.outputs) or "none"
+    return ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in config.outputs) or "none"

@@ -1,4 +1,4 @@
-"""Instances of models that are the last step of a task: outputs of a network, and the encoded image."""
+"""Instances of models that do the post-processing of a task: outputs of a network, and the encoded image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ class StepModel:
 
     def __init__(self, config: ModelConfig) -> None:
         step = find_step(config)
-        assert step, f"no task has a last step for '{config.name}'"
+        assert step, f"no task has post-processing for '{config.name}'"
         self._step = step
         self._tracer = ModelTracer(config)
 

@@ -32,7 +32,7 @@ class TensorSpec:
     is_ragged: bool = False
 
     @property
-    def kind(self) -> str:
+    def type_and_dims(self) -> str:
         """Return datatype and dims as shown in messages: `TYPE_FP32 [3, 224, 224]`."""
         return f"{self.datatype} {list(self.dims)}"
 

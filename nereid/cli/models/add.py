@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The tasks whose networks can be added.
 ADDED = [task for task in TASKS if task.network]
 # The settings of a proposal that describe its network.
-FORM = ("image", "outputs", "is_last", "is_grey", "classes", "head")
+FORM = ("image", "outputs", "is_channels_last", "is_grey", "classes", "head")
 LAYOUTS = {False: "NCHW", True: "NHWC"}
 
 
@@ -216,7 +216,7 @@ def add(
         preview=preview,
         task=task,
         head=head,
-        last_step={
+        post_processing={
             name: f"{number:g}"
             for name, number in (("score_threshold", score_threshold), ("iou_threshold", iou_threshold))
             if number is not None
@@ -251,7 +251,7 @@ def screen(name: str, proposal: "AddProposal") -> list[str]:
     colours = settings.parameters.get("color_order", "RGB" if settings.parameters else "BGR")
     rows = [
         ("input", f"{height} x {_pixels(width)}, {settings.image.datatype.removeprefix('TYPE_')}, "
-                  f"layout {LAYOUTS[settings.is_last]}, colours {colours}"),
+                  f"layout {LAYOUTS[settings.is_channels_last]}, colours {colours}"),
         *([("preprocessing", ", ".join(f"{key} {text}" for key, text in settings.parameters.items())
             + (f" (from {proposal.parameters_from})" if proposal.parameters_from else ""))]
           if settings.parameters else []),

@@ -15,7 +15,7 @@ from nereid.repository.layout import (
     ROUTE,
     backend_of,
     hidden_models,
-    is_last_step,
+    is_post_processing,
     model_folders,
     readable_configs,
     served_versions,
@@ -155,7 +155,7 @@ def _kind(folder: Path, document: Mapping[str, Any] | None) -> str:
     if "ensemble_scheduling" in document or steps_of(document):
         return "pinned"
     backend = backend_of(folder, document)
-    if is_last_step(backend):
+    if is_post_processing(backend):
         return "postprocessing"
     return KINDS.get(backend, backend or "unknown")
 

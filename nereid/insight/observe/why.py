@@ -53,16 +53,16 @@ MEANINGS = {
         "nereid tune, more instances in the config, or more cores",
     ),
     "decode": (
-        "decoding the images takes long",
+        "decoding the images is slow",
         "send JPEG instead of PNG, or smaller images; look at the sizes above",
     ),
-    "resize": ("resizing the images takes long", "send smaller images; look at the sizes above"),
+    "resize": ("resizing the images is slow", "send smaller images; look at the sizes above"),
     "hop": (
         "the steps of the ensemble wait for each other",
         "the profile cpu, which runs both steps in one process",
     ),
-    "network": ("running the network takes long", "nereid tune, a network in INT8, or a GPU"),
-    "model": ("the model's own code takes long", "profile the process of the model, for example with py-spy"),
+    "network": ("running the network is slow", "nereid tune, a network in INT8, or a GPU"),
+    "model": ("the model's own code is slow", "profile the process of the model, for example with py-spy"),
     "response": (
         "the response returns slowly from the model to the route",
         "nereid top; a machine without a free core delays wake-ups and copies",
@@ -197,7 +197,7 @@ def meaning(stage: str) -> tuple[str, str]:
     if stage in MEANINGS:
         return MEANINGS[stage]
     of_tasks = ((task.face("stages") or {}).get(stage) for task in TASKS)
-    return next(filter(None, of_tasks), (f"the stage '{stage}' takes long", "nereid tune"))
+    return next(filter(None, of_tasks), (f"the stage '{stage}' is slow", "nereid tune"))
 
 
 def _short_of_cores(slow: Sequence[Line], contention: Contention) -> str:

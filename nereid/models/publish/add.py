@@ -1,4 +1,4 @@
-"""Addition of an ONNX file under a public name: network, preprocessing, last step, pinned model and route."""
+"""Addition of an ONNX file under a public name, with all models and the route that serve it."""
 
 import re
 import time
@@ -59,7 +59,7 @@ class AddRequest:
         name: the public name.
         parameters: parameters of the preprocessing, a `preset` among them.
         labels: a file with one class or character per line; None for the names in the file's metadata.
-        activation, size, output, head, last_step: as in `NetworkChoices`.
+        activation, size, output, head, post_processing: as in `NetworkChoices`.
         profiles: hardware profiles to write configs for.
         instances: processes of the pinned model on a CPU; None for as many as fit the machine.
         images: photos whose results are shown; () for the task's own.
@@ -82,13 +82,15 @@ class AddRequest:
     preview: Path | None = None
     task: str = ""
     head: str = ""
-    last_step: Mapping[str, str] = field(default_factory=dict)
+    post_processing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> NetworkChoices:
         """The choices about the network."""
         labels = read_lines(self.labels) if self.labels else ()
-        return NetworkChoices(self.size, self.output, self.activation, self.head, self.last_step, labels)
+        return NetworkChoices(
+            self.size, self.output, self.activation, self.head, self.post_processing, labels
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def add(
     report: Callable[[str], None] = lambda line: None,
     confirm: Callable[[AddProposal], bool] = lambda proposal: True,
 ) -> Published:
-    """Write network, preprocessing, last step, pinned model and route for an ONNX file, and load them.
+    """Write network, preprocessing, post-processing, pinned model and route for an ONNX file, and load them.
 
     If it is killed, the next command that changes the repository finishes or undoes the addition.
 

@@ -1,4 +1,4 @@
-"""Configs for an added model: its network, preprocessing, last step, pinned model and route."""
+"""Configs for an added model: its network, preprocessing, post-processing, pinned model and route."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ class LastStep(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """A network with a public name, and its last step or the public name of its first output."""
+    """A network with a public name, and its post-processing or the public name of its first output."""
 
     names: ModelNames
     settings: ServingSettings
@@ -165,7 +165,7 @@ class Addition(NamedTuple):
 
     def _after(self, last: LastStep) -> tuple[str, Document]:
         parts = {"preprocess": self.names.preprocess, "preprocess_version": "1", **last.parameters}
-        return "The last step: outputs of the network to those of the pinned model.", self._model(
+        return "Post-processing: outputs of the network to those of the pinned model.", self._model(
             last.model,
             last.backend,
             ON_CPU,

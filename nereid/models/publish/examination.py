@@ -284,9 +284,10 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Net
     pipeline = Pipeline.from_config(preprocess, max_batch_size=1, instances=1)
     output, wanted = preprocess.outputs[0], config.inputs[0]
     if len(config.inputs) > 1 or (output.datatype, output.dims) != (wanted.datatype, wanted.dims):
-        inputs = ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.inputs)
+        inputs = ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in config.inputs)
         raise Rejected(
-            f"preprocessing '{preprocess.name}' returns {output.kind}, but the network's inputs are {inputs}"
+            f"preprocessing '{preprocess.name}' returns {output.type_and_dims}, "
+            f"but the network's inputs are {inputs}"
         )
     samples, images = [], request.gates.images or SAMPLES
     for title, image in zip(titles(images), images, strict=True):

@@ -52,7 +52,7 @@ NONE = Tally(0, 0)
 class Evidence:
     """Capital of bets against one hypothesis about the rates of a candidate and its control.
 
-    With `in_blocks`, each block, that is, each call of `add`, is one bet on the difference of the two rates.
+    With `is_in_blocks`, each block, that is, each call of `add`, is one bet on the difference of the rates.
     If a variant is slow for some seconds, all its requests in these seconds are slow. Requests are then not
     independent, so only the blocks count, not the number of requests in them.
 
@@ -60,13 +60,13 @@ class Evidence:
         margin: the difference of the rates at the edge of the hypothesis, candidate minus control.
         against_smaller: whether the hypothesis is that the difference is at most `margin`, so that a worse
             candidate makes the capital grow; otherwise, that it is at least `margin`.
-        in_blocks: whether the requests of one call depend on each other.
+        is_in_blocks: whether the requests of one call depend on each other.
     """
 
-    def __init__(self, margin: float, against_smaller: bool, in_blocks: bool = False) -> None:
+    def __init__(self, margin: float, against_smaller: bool, is_in_blocks: bool = False) -> None:
         if not -1 < margin < 1:
             raise ValueError(f"expected a margin between -1 and 1, got {margin}")
-        self._margin, self._sign, self._in_blocks = margin, 1 if against_smaller else -1, in_blocks
+        self._margin, self._sign, self._is_in_blocks = margin, 1 if against_smaller else -1, is_in_blocks
         self._logs = [0.0] * len(SHARES)
 
     def add(self, candidate: Tally, control: Tally | None) -> None:
@@ -96,7 +96,7 @@ class Evidence:
 
     def _largest_bet(self, share: float) -> float:
         """Return the largest bet with a capital that stays positive; `share` is the candidate's."""
-        if self._in_blocks:  # a difference is at least -1 and at most 1
+        if self._is_in_blocks:  # a difference is at least -1 and at most 1
             return 1 / (1 + self._sign * self._margin)
         worst_event = 1 / share - self._margin
         worst_control = self._margin + (1 / (1 - share) if share < 1 else 0.0)
@@ -113,7 +113,7 @@ class Evidence:
         arithmetic and the geometric mean it is at most (1 + bet * (difference of the rates - margin))^n. So
         it is at most 1 if the hypothesis is true, whatever the rate of the control is.
         """
-        if self._in_blocks:
+        if self._is_in_blocks:
             return math.log1p(bet * (candidate.rate - control.rate - self._margin))
         total = candidate.requests + control.requests
         share, base = candidate.requests / total, 1 - bet * self._margin
@@ -370,9 +370,9 @@ def _begin(objective: Objective) -> Sums:
     over = Evidence(objective.limit, against_smaller=True) if objective.limit < 1 else None
     if objective.increase is None:
         return Sums(objective, over, None, Evidence(objective.limit, against_smaller=False))
-    in_blocks = objective.is_in_phases
-    worse = Evidence(objective.tolerated, against_smaller=True, in_blocks=in_blocks)
-    not_worse = Evidence(objective.increase, against_smaller=False, in_blocks=in_blocks)
+    is_in_blocks = objective.is_in_phases
+    worse = Evidence(objective.tolerated, against_smaller=True, is_in_blocks=is_in_blocks)
+    not_worse = Evidence(objective.increase, against_smaller=False, is_in_blocks=is_in_blocks)
     return Sums(objective, over, worse, not_worse)
 
 
@@ -396,7 +396,7 @@ def requests_needed(objective: Objective, share: float, rate: float, risk: float
 @cache
 def polls_needed(objective: Objective, risk: float) -> int:
     """Return how many polls show that an equal candidate is not worse, for events in phases."""
-    evidence = Evidence(objective.increase or objective.limit, against_smaller=False, in_blocks=True)
+    evidence = Evidence(objective.increase or objective.limit, against_smaller=False, is_in_blocks=True)
     for count in range(1, MAX_POLLS):
         evidence.add(Tally(1, 0), Tally(1, 0))
         if evidence.is_enough(risk):

@@ -115,7 +115,7 @@ class ObjectFinder:
         outputs = [NetworkOutput(each.name, each.datatype, each.network_dims) for each in config.inputs]
         tensors = {each.name: each for each in config.inputs}
         try:
-            if IMAGE not in tensors or tensors[IMAGE].kind != "TYPE_STRING [1]":
+            if IMAGE not in tensors or tensors[IMAGE].type_and_dims != "TYPE_STRING [1]":
                 raise UnknownHead(f"expected an input '{IMAGE}' TYPE_STRING [1]")
             _check_outputs(config)
             frame = Frame(transform.height_px, transform.width_px)
@@ -203,7 +203,7 @@ def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
 def _check_outputs(config: ModelConfig) -> None:
     got = {each.name: (each.datatype, each.dims) for each in config.outputs}
     if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
-        listed = ", ".join(f"'{each.name}' {each.kind}" for each in config.outputs) or "none"
+        listed = ", ".join(f"'{each.name}' {each.type_and_dims}" for each in config.outputs) or "none"
         wanted = ", ".join(about[0] for about in OUTPUTS.values())
         raise UnknownHead(f"expected outputs {wanted}, got {listed}")
 

@@ -128,7 +128,7 @@ class DetectorIntake:
         self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
         """Read the input and the outputs used by the head."""
-        image, head, is_last = _read(signature, choices, len(choices.labels or facts.labels))
+        image, head, is_channels_last = _read(signature, choices, len(choices.labels or facts.labels))
         for output in head.outputs:
             if not signature.outputs[output.name].can_batch:
                 given = onnx_file.describe(signature.outputs[output.name])
@@ -137,7 +137,7 @@ class DetectorIntake:
         return ServingSettings(
             image,
             used,
-            is_last,
+            is_channels_last,
             is_grey(facts.signature),
             head.classes,
             head.name,
@@ -145,9 +145,9 @@ class DetectorIntake:
         )
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
-        """Return an ensemble whose last step is a model of the `boxes` backend."""
+        """Return an ensemble whose post-processing is a model of the `boxes` backend."""
         labels = {"labels": LABELS} if settings.has_labels else {}
-        parameters = {"head": settings.head, **labels, **choices.last_step}
+        parameters = {"head": settings.head, **labels, **choices.post_processing}
         last = LastStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
         return Addition(names, settings, last=last)
 
@@ -175,9 +175,10 @@ def _outputs(signature: Signature) -> list[NetworkOutput]:
 
 def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[ServedTensor, Head, bool]:
     """Return a network's input and head, and whether its layout is NHWC; errors as for `settings`."""
-    image, is_last = read_input(signature.inputs, choices.size)
-    height, width = image.dims[:2] if is_last else image.dims[1:]
+    image, is_channels_last = read_input(signature.inputs, choices.size)
+    height, width = image.dims[:2] if is_channels_last else image.dims[1:]
     try:
-        return image, find_head(_outputs(signature), Frame(height, width), choices.head, labels), is_last
+        head = find_head(_outputs(signature), Frame(height, width), choices.head, labels)
     except UnknownHead as error:
         raise WrongUsage(str(error)) from None
+    return image, head, is_channels_last

@@ -219,7 +219,7 @@ class ReaderIntake:
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file to take lines [N, 3, 48, W] and return the two best characters of each step."""
-        if any(choices.size) or choices.head or choices.last_step:
+        if any(choices.size) or choices.head or choices.post_processing:
             raise WrongUsage(
                 "a recogniser has no size, head or thresholds; fix: leave out --size, --head, "
                 "--score-threshold and --iou-threshold"

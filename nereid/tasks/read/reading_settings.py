@@ -128,7 +128,8 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
     )
     for side, wanted, given in (("input", INPUTS, config.inputs), ("output", outputs, config.outputs)):
         expected, got = (
-            ", ".join(f"'{each.name}' {each.kind}" for each in tensors) for tensors in (wanted, given)
+            ", ".join(f"'{each.name}' {each.type_and_dims}" for each in tensors)
+            for tensors in (wanted, given)
         )
         if expected != got:
             yield f"expected the {side}s {expected}, got {got or 'none'}"
@@ -160,7 +161,9 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
         yield f"'{network.name}': expected max_batch_size 1 or more, got {network.max_batch_size}"
     for side, wanted, given in (("inputs", [taken], network.inputs), ("outputs", returned, network.outputs)):
         if len(wanted) != len(given) or not all(map(_takes, wanted, given)):
-            kinds = (", ".join(each.kind for each in tensors) or "none" for tensors in (wanted, given))
+            kinds = (
+                ", ".join(each.type_and_dims for each in tensors) or "none" for tensors in (wanted, given)
+            )
             yield "'{}', {} of '{}': expected {}, got {}".format(part, side, network.name, *kinds)
 
 

@@ -13,25 +13,22 @@ STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recogn
 
 # Cause and next step if a stage is slow.
 MEANINGS = {
-    "barcodes": ("searching the images for barcodes takes long", "send smaller images"),
+    "barcodes": ("searching the images for barcodes is slow", "send smaller images"),
     "detect": (
-        "searching the images for text takes long",
-        "send smaller images, nereid tune, or a GPU for the network that finds text",
+        "searching the images for text is slow",
+        "send smaller images, or nereid tune",
     ),
-    "boxes": ("the boxes around the text take long", "send images with less noise, or nereid tune"),
+    "boxes": ("finding the boxes around the text is slow", "send images with less noise, or nereid tune"),
     "crops": (
-        "cutting the lines out of the images takes long",
+        "cutting the lines out of the images is slow",
         "send images with fewer lines, or nereid tune",
     ),
-    "direction": (
-        "finding the direction of the lines takes long",
-        "nereid tune, or a GPU for the network that finds it",
-    ),
+    "direction": ("finding the direction of the lines is slow", "nereid tune"),
     "recognise": (
-        "recognising the lines takes long",
-        "look at the number of lines; nereid tune, a smaller recogniser, or a GPU",
+        "recognising the lines is slow",
+        "look at the number of lines; nereid tune, or a smaller recogniser",
     ),
-    "fields": ("searching the lines for fields takes long", "look at the number of lines and fields"),
+    "fields": ("searching the lines for fields is slow", "look at the number of lines and fields"),
 }
 
 # Metrics by name without the prefix.

@@ -68,7 +68,7 @@ class Pipeline:
         """
         settings = PreprocessSettings.from_config(config)
         if [(tensor.name, tensor.datatype, tensor.dims) for tensor in config.inputs] != [_INPUT]:
-            got = ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.inputs)
+            got = ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in config.inputs)
             raise InvalidConfig(
                 f"model '{config.name}': expected one input, 'image' TYPE_STRING [1], got {got or 'none'}"
             )

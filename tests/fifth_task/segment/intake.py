@@ -49,8 +49,10 @@ class Segmentation:
         mask = signature.outputs[outputs[0]]
         if mask.datatype != "TYPE_UINT8" or len(mask.shape) != 3:
             raise WrongUsage(f"output '{outputs[0]}': expected a mask")
-        image, is_last = read_input(signature.inputs, choices.size)
-        return ServingSettings(image, (ServedTensor(outputs[0], mask.datatype, mask.shape[1:]),), is_last)
+        image, is_channels_last = read_input(signature.inputs, choices.size)
+        return ServingSettings(
+            image, (ServedTensor(outputs[0], mask.datatype, mask.shape[1:]),), is_channels_last
+        )
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return an ensemble: the mask is that of the network."""

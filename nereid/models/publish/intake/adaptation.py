@@ -64,7 +64,7 @@ class NetworkChoices:
         output: the output with the scores; empty if it is the only one.
         activation: the rule for it: a function to append to the scores, or `auto`, which decides after a run.
         head: layout of a detector's outputs; empty to find it from names and shapes.
-        last_step: parameters of the model after the network, such as thresholds.
+        post_processing: parameters of the model after the network, such as thresholds.
         labels: class names, or the characters of a recogniser; () for those in the file.
         labels_from: the origin of the labels, for messages.
     """
@@ -73,7 +73,7 @@ class NetworkChoices:
     output: str = ""
     activation: ActivationRule = "auto"
     head: str = ""
-    last_step: Mapping[str, str] = field(default_factory=dict)
+    post_processing: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     labels_from: str = "--labels"
 

@@ -336,14 +336,14 @@ def accept_colours(model: Any) -> Iterator[str]:
     shape = dims(image) if image is not None else []
     if others or len(shape) != 4:
         return
-    is_last = shape[3] == GREY and shape[1] != GREY
-    if not is_last and shape[1] != GREY:
+    is_channels_last = shape[3] == GREY and shape[1] != GREY
+    if not is_channels_last and shape[1] != GREY:
         return
-    channel = 3 if is_last else 1
+    channel = 3 if is_channels_last else 1
     given, element = image.name, image.type.tensor_type.elem_type
     grey, colours = free_name(model, f"{given}_grey"), free_name(model, f"{given}_colours")
     luma = free_name(model, "luma")
-    shape_of_luma = [1, 1, 1, RGB] if is_last else [1, RGB, 1, 1]
+    shape_of_luma = [1, 1, 1, RGB] if is_channels_last else [1, RGB, 1, 1]
     add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
     weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
     nodes = [

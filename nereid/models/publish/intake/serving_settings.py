@@ -42,7 +42,7 @@ class ServingSettings:
     Args:
         image: the input of the network.
         outputs: the served outputs, by role; a classifier's first output holds its scores.
-        is_last: whether the layout is NHWC.
+        is_channels_last: whether the layout is NHWC.
         is_grey: whether the network had one channel before its changes.
         classes: the number of classes; 0 if the shapes do not show it.
         head: the layout of a detector's outputs; empty for other networks.
@@ -56,7 +56,7 @@ class ServingSettings:
 
     image: ServedTensor
     outputs: tuple[ServedTensor, ...]
-    is_last: bool = False
+    is_channels_last: bool = False
     is_grey: bool = False
     classes: int = 0
     head: str = ""
@@ -70,7 +70,7 @@ class ServingSettings:
     @property
     def sides_px(self) -> tuple[int, int]:
         """Height and width of the input; -1 for any width."""
-        height, width = self.image.dims[:2] if self.is_last else self.image.dims[1:]
+        height, width = self.image.dims[:2] if self.is_channels_last else self.image.dims[1:]
         return height, width
 
 
@@ -84,9 +84,9 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedT
     if len(inputs) != 1:
         raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
     ((name, tensor),) = inputs.items()
-    is_last = tensor.shape[-1:] == (CHANNELS,) and tensor.shape[1:2] != (CHANNELS,)
-    sides = tensor.shape[1:3] if is_last else tensor.shape[2:4]
-    channels = tensor.shape[3:4] if is_last else tensor.shape[1:2]
+    is_channels_last = tensor.shape[-1:] == (CHANNELS,) and tensor.shape[1:2] != (CHANNELS,)
+    sides = tensor.shape[1:3] if is_channels_last else tensor.shape[2:4]
+    channels = tensor.shape[3:4] if is_channels_last else tensor.shape[1:2]
     if len(tensor.shape) != 4 or channels not in ((CHANNELS,), (-1,)) or tensor.datatype not in PIXELS:
         raise WrongUsage(
             f"input '{name}': expected FP32, FP16 or UINT8 images, [N,3,height,width] or [N,height,width,3] "
@@ -105,8 +105,8 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedT
         raise WrongUsage(
             f"input '{name}': expected at most {MAX_SIDE_PX:,} pixels a side, got {describe(tensor)}"
         )
-    dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
-    return ServedTensor(name, tensor.datatype, dims), is_last
+    dims = (height, width, CHANNELS) if is_channels_last else (CHANNELS, height, width)
+    return ServedTensor(name, tensor.datatype, dims), is_channels_last
 
 
 def read_rows(
@@ -128,9 +128,9 @@ def read_rows(
             f"output '{output}': expected {rows} as FP32 [N,{columns}], got {describe(tensor)}; fix: name "
             f"another output with --output, or export the network with a fixed number of {columns}{fix}"
         )
-    image, is_last = read_input(signature.inputs, size)
+    image, is_channels_last = read_input(signature.inputs, size)
     served = ServedTensor(output, tensor.datatype, tensor.shape[1:])
-    return ServingSettings(image, (served,), is_last, is_grey(facts.signature))
+    return ServingSettings(image, (served,), is_channels_last, is_grey(facts.signature))
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class Images:
                 f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
                 f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
             )
-        if settings.is_last:
+        if settings.is_channels_last:
             parameters["layout"] = "NHWC"
         return parameters | _shorter_side(parameters, settings), noted.origin if known else ""
 
@@ -205,8 +205,8 @@ class Images:
     ) -> NetworkChoices:
         """Return the choices of the current version, with the size of its input."""
         first, *_, last = dims = [int(dim) for dim in image["dims"]]
-        is_last = last == CHANNELS and first != CHANNELS
-        height, width = dims[:2] if is_last else dims[-2:]
+        is_channels_last = last == CHANNELS and first != CHANNELS
+        height, width = dims[:2] if is_channels_last else dims[-2:]
         return NetworkChoices((height, width), past.output, past.activation, past.head)
 
     def instance_bytes(self, network_bytes: int) -> int:
