@@ -15,7 +15,7 @@ import numpy as np
 
 from loadtest import record
 from nereid.base.processes import available_cores
-from nereid.models.rollout.judge import Objective, Objectives, Outcome, PairCounts, Step, Tally
+from nereid.models.rollout.judge import EventLimit, Outcome, PairCounts, StepJudge, StepLimits, Tally
 from nereid.models.rollout.plan import BOUNDS
 
 # A look has 1,000 requests; a step takes at least 12 looks, and is inconclusive after 600.
@@ -24,10 +24,10 @@ ERROR, SLOW = "error", "slow"
 STALL_LOOKS = 5
 # Median and spread of the simulated latencies, as of a classifier on a busy CPU, and the objective for them.
 MEDIAN_S, SIGMA, SLOW_S = 0.012, 0.5, 0.016
-OBJECTIVES = Objectives(
+OBJECTIVES = StepLimits(
     (
-        Objective(ERROR, limit=0.05, increase=0.01),
-        Objective(SLOW, limit=1.0, increase=0.1, tolerated=0.05, is_in_phases=True),
+        EventLimit(ERROR, limit=0.05, increase=0.01),
+        EventLimit(SLOW, limit=1.0, increase=0.1, tolerated=0.05, is_in_blocks=True),
     ),
     max_latency_ratio=1.2,
     risk=0.01 / len(SHARES),
@@ -93,7 +93,7 @@ def rollout(candidate: Service, seed: int) -> End:
     totals = np.zeros((2, 2))
     control = Service(CONTROL.error_rate, stalled_part=candidate.stalled_part)
     for share in SHARES:
-        step = Step(OBJECTIVES, share, BOUNDS)
+        step = StepJudge(OBJECTIVES, share, BOUNDS)
         outcome, stalled = Outcome.CONTINUE, [0, 0]
         for number in range(MAX_POLLS):
             for place in range(2):

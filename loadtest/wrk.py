@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from nereid.insight.tune.load_generator import Load, LoadFailed
+from nereid.insight.tune.load_generator import LoadFailed, LoadResult
 
 MISSING = "wrk not found; fix: apt-get install wrk"
 # Slower responses count as failed. The default of 2 s would fail on a slow machine.
@@ -33,7 +33,7 @@ def post(
     concurrency: int,
     seconds: float,
     headers: Mapping[str, str] | None = None,
-) -> Load:
+) -> LoadResult:
     """Post `photo` to `path` as the raw request body, repeatedly.
 
     Raises:
@@ -61,4 +61,4 @@ def post(
     if not float(rate[1]):
         raise LoadFailed(f"no request was answered in time; fix: a longer measurement\n{text}")
     p50, p90, p99 = (percentiles[percent] for percent in ("50", "90", "99"))
-    return Load(float(rate[1]), p50, p90, p99, int(answered[1]))
+    return LoadResult(float(rate[1]), p50, p90, p99, int(answered[1]))

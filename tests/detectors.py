@@ -10,12 +10,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from nereid.models.publish.add import AddRequest, add
-from nereid.tasks.detect.layouts import STRIDES_PX, Frame
+from nereid.tasks.detect.layouts import STRIDES_PX, InputSize
 from tests.networks import constant, network, value
 
 SIDE = 64
 CLASSES = ("cat", "dog", "bird")
-FRAME = Frame(SIDE, SIDE)
+FRAME = InputSize(SIDE, SIDE)
 # Column, row and stride of every cell of the grids.
 SIDES = {stride: range(SIDE // stride) for stride in (8, 16, 32)}
 CELL_PLACES = [(column, row, stride) for stride, side in SIDES.items() for row in side for column in side]

@@ -15,7 +15,7 @@ import tritonclient.http
 from onnx import helper, numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
@@ -143,7 +143,7 @@ def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
 def serve(
     repository: Path, run_dir: Path, *flags: str, log: Callable[[str], None] = lambda line: None
 ) -> EmbeddedServer:
-    options = ServerOptions(repository, ports=Ports(*free_ports(3)), flags=flags)
+    options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=flags)
     return EmbeddedServer(options, run_dir, os.environ, log)
 
 

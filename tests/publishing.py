@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from nereid.models.publish.add import AddProposal, AddRequest, add
-from nereid.models.publish.examination import Gates
+from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import Published, publish
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
@@ -25,7 +25,7 @@ NET, ROUTE = "net", "r"
 CLASSES, SIDE = 5, 32
 ONLY_FIRST = "version_policy { specific { versions: [ 1 ] } }  # grows\n"
 # Each version adds its own number, so its outputs differ from those of all others.
-OTHER_ANSWERS = Gates(is_change_accepted=True, max_slowdown=100)
+OTHER_ANSWERS = ExaminationLimits(is_change_accepted=True, max_slowdown=100)
 
 
 def classifier(

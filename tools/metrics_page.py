@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nereid.backends.triton import metrics
-from nereid.backends.triton.metrics import MetricKind
+from nereid.backends.triton.metrics import MetricSpec
 from nereid.base.assets import CHECKOUT
 from nereid.base.tracing import collector
 from nereid.gateway.gateway_metrics import Metrics
@@ -61,7 +61,7 @@ class Group:
     families: tuple[Family, ...]
 
 
-def of_triton(prefix: str, common: tuple[str, ...], kinds: Mapping[str, MetricKind]) -> tuple[Family, ...]:
+def of_triton(prefix: str, common: tuple[str, ...], kinds: Mapping[str, MetricSpec]) -> tuple[Family, ...]:
     """Return the families of a backend on Triton's page."""
     return tuple(
         Family(

@@ -24,7 +24,7 @@ from nereid.gateway.settings import Settings
 from nereid.models.publish import watch
 from nereid.models.publish.add import AddRequest, Declined, add
 from nereid.models.publish.drop_folder import DropFolder, journal_of
-from nereid.models.publish.examination import Gates
+from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.examiner import UNEXPECTED
 from nereid.models.publish.publisher import publish
 from nereid.repository.check import check
@@ -33,7 +33,7 @@ from nereid.tasks.read.pdf import searchable
 from nereid.tasks.read.result import PageSize, Reading, TextLine
 from nereid.tasks.read.stages import StageTimes
 from nereid.vision.imaging.decode import Limits, read_upright_size
-from nereid.vision.imaging.formats.size import read_size
+from nereid.vision.imaging.formats.size import read_header
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import TestDetector
@@ -166,7 +166,11 @@ class Cases:
     def _publish(self, case: Case, folder: Path, repository: Path) -> None:
         shutil.copytree(self.prepared, repository)
         publish(
-            repository, self._model(case), folder, None, Gates(is_change_accepted=case.draw.random() < 0.5)
+            repository,
+            self._model(case),
+            folder,
+            None,
+            ExaminationLimits(is_change_accepted=case.draw.random() < 0.5),
         )
 
     def _watch(self, case: Case, folder: Path, repository: Path) -> None:
@@ -174,7 +178,7 @@ class Cases:
         said, drops = list[str](), folder.parent / "drops"
         drops.mkdir()
         shutil.move(folder / "net.onnx", drops / f"{self._model(case)}.onnx")
-        publication = watch.publication(repository, lambda: None, Gates(), 0.0, lambda line: None)
+        publication = watch.publication(repository, lambda: None, ExaminationLimits(), 0.0, lambda line: None)
         with journal_of(drops).locked() as append:
             dropped = DropFolder(
                 drops,
@@ -224,7 +228,7 @@ def _judged(text: str) -> str:
 
 def _classify(case: Case, folder: Path, repository: Path) -> None:
     limits = Settings(max_pixels=Limits().max_image_pixels, max_side_px=Limits().max_image_side_px)
-    check_size(read_size(case.content), limits)
+    check_size(read_header(case.content), limits)
     preprocessor = CpuPreprocessor(Transform(64, 64, resize="letterbox"), Limits(), 1)
     (error,) = preprocessor.prepare([case.content])
     if error:

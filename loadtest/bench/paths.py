@@ -16,7 +16,7 @@ from loadtest.bench.plan import BY_HAND, PHOTOS, PRECISIONS, TENSOR, Cell
 from loadtest.bench.summary import Sample
 from nereid.base.contract import VARIANT_HEADER
 from nereid.insight.tune import photos
-from nereid.insight.tune.load_generator import Load, LoadFailed
+from nereid.insight.tune.load_generator import LoadFailed, LoadResult
 from nereid.server.command_line import PLAIN_PROFILE
 from nereid.server.embedded_server import infer_path
 from nereid.server.ports import Ports
@@ -47,7 +47,7 @@ class Running:
         """Return the CPU seconds of the processes so far."""
         return sum(map(resource_usage.cpu_s, self.pids))
 
-    def sample(self, model: str, load: Callable[[], Load]) -> Sample:
+    def sample(self, model: str, load: Callable[[], LoadResult]) -> Sample:
         """Load a model; returns rate and latencies, and the use of CPU and memory.
 
         Raises:
@@ -62,7 +62,7 @@ class Running:
         cpu_ms = (self.cpu_s() - cpu_s) / images * 1e3
         return Sample(seen.rate, seen.p50_ms, seen.p90_ms, seen.p99_ms, cpu_ms, memory_mb)
 
-    def flowing(self, model: str, post: Callable[..., Load], seconds: float) -> Load:
+    def flowing(self, model: str, post: Callable[..., LoadResult], seconds: float) -> LoadResult:
         """Return the latencies of `wrk`, with the rate that the server counts while responses flow.
 
         The generator's own count begins before the first response and excludes the requests in flight at
@@ -111,7 +111,7 @@ class Paths:
         """
         return self._running[cell.path].sample(model_of(cell), partial(self._load, cell, seconds))
 
-    def _load(self, cell: Cell, seconds: float) -> Load:
+    def _load(self, cell: Cell, seconds: float) -> LoadResult:
         running = self._running[cell.path]
         port, path, headers = self._gateway_port, PREDICT, {VARIANT_HEADER: f"v{PRECISIONS[cell.precision]}"}
         if cell.path != "gateway":

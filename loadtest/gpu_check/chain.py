@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nereid.backends.triton.lanes import Lanes, Stages, open_lanes, open_stream
+from nereid.backends.triton.device_streams import DeviceStreams, Stages, open_device_streams, open_stream
 from nereid.backends.triton.overlap import Overlap
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, read_profile
@@ -103,12 +103,12 @@ class Job:
         self.done.set()
 
 
-def open_bound(rows: int, slots: int) -> Lanes:
+def open_bound(rows: int, slots: int) -> DeviceStreams:
     """Open preprocessing and network as the profile `gpu` does: bound, with buffers for `slots` batches."""
     pipeline = Pipeline.from_config(gpu_config(PREPROCESS), rows, slots=slots)
     stream = open_stream(0)
     session = Session.from_config(gpu_config(NETWORK), BackendSettings(profile=PROFILE), stream=stream.ptr)
-    return open_lanes(pipeline.preprocessor, session, stream, INPUT, [SCORES])
+    return open_device_streams(pipeline.preprocessor, session, stream, INPUT, [SCORES])
 
 
 def run_all(overlap: Overlap, jobs: Sequence[Job]) -> Sequence[Job]:

@@ -16,7 +16,7 @@ from loadtest.gpu_check.processes import Context
 from loadtest.gpu_check.speed import PHOTO_WH
 from nereid.base.processes import available_cores
 from nereid.insight.tune import load_generator, photos
-from nereid.insight.tune.load_generator import HOST, Load
+from nereid.insight.tune.load_generator import HOST, LoadResult
 from nereid.insight.tune.trial import TO_IMAGES
 from nereid.server.embedded_server import EmbeddedServer, infer_path
 
@@ -98,8 +98,8 @@ def best(rows: Rows) -> float:
     return max((row["per_s"] for row in rows if not row["failed"]), default=0.0)
 
 
-def _load(port: int, request: Path, concurrency: int, clients: int, seconds: float) -> Load:
-    def one(_: int) -> Load:
+def _load(port: int, request: Path, concurrency: int, clients: int, seconds: float) -> LoadResult:
+    def one(_: int) -> LoadResult:
         return load_generator.run(port, [request], [concurrency], seconds)[concurrency]
 
     try:
@@ -109,7 +109,7 @@ def _load(port: int, request: Path, concurrency: int, clients: int, seconds: flo
         raise RuntimeError(f"{concurrency} requests in flight from {clients} processes: {error}") from None
 
 
-def together(parts: Sequence[Load]) -> Load:
+def together(parts: Sequence[LoadResult]) -> LoadResult:
     """Join the loads of several client processes: rates add up, and the worst percentile counts."""
     totals = {name: sum(getattr(each, name) for each in parts) for name in ("rate", "answered", "failed")}
     worst = {name: max(getattr(each, name) for each in parts) for name in ("p50_ms", "p90_ms", "p99_ms")}

@@ -12,7 +12,7 @@ import numpy as np
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.chain import Job, run_all
 from loadtest.gpu_check.processes import Context
-from nereid.backends.triton.lanes import Lanes
+from nereid.backends.triton.device_streams import DeviceStreams
 from nereid.backends.triton.overlap import SLOTS, Overlap
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.insight.tune import photos
@@ -27,8 +27,8 @@ TOLERANCE = 0.02
 def measure(context: Context) -> Iterator[dict[str, Any]]:
     """Yield the bound network first, as the profile `gpu` runs it; then the parts."""
     photo = photos.jpeg(PHOTO_WH)
-    lanes = chain.open_bound(ROWS, 1)
-    alone = {str(rows): bound(lanes, [photo] * rows) for rows in BATCH_SIZES}
+    streams = chain.open_bound(ROWS, 1)
+    alone = {str(rows): bound(streams, [photo] * rows) for rows in BATCH_SIZES}
     yield {"photo_bytes": len(photo), "bound": alone, "bound_p50_ms": alone["1"]["p50_ms"]}
     with closing(Overlap(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as overlap:
         rates = {str(rows): rate(overlap, [photo] * rows) for rows in BATCH_SIZES}
@@ -41,15 +41,15 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
     yield {"decoded_by_the_host": work.preprocessor.fallbacks}
 
 
-def bound(lanes: Lanes, images: Sequence[bytes]) -> dict[str, float]:
+def bound(streams: DeviceStreams, images: Sequence[bytes]) -> dict[str, float]:
     """Time a batch that nothing else overlaps, and its network alone."""
 
     def network() -> None:
-        lanes.compute(0, len(images))
-        lanes.wait(0)
+        streams.compute(0, len(images))
+        streams.wait(0)
 
     def run() -> None:
-        lanes.decode(0, images)
+        streams.decode(0, images)
         network()
 
     whole = chain.summary(chain.timed_ms(run, TIMED_S))

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from loadtest.servers import Supervised
 from nereid.base import assets
 from nereid.base.config.model_config import ModelConfig
-from nereid.models.publish.examination import Gates
+from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, change_with_retry, reweighted
 from nereid.models.routes.target import find_route
@@ -26,7 +26,7 @@ from nereid.vision.inference.session import Session
 NETWORK, ROUTE, RELOADED = "efficientnet_lite0", "classify", "classify_v1"
 BIAS, ESPRESSO, STEP = "network._fc.bias", 967, 0.03
 # The candidates equal the current version in speed, but the load disturbs the comparison.
-GATES, HALF = Gates(is_change_accepted=True, max_slowdown=100), 0.5
+GATES, HALF = ExaminationLimits(is_change_accepted=True, max_slowdown=100), 0.5
 # Scores from batches of different sizes differ by less than this.
 TOLERANCE = 1e-4
 # The number of networks that are published in turn, and the time that a change gets traffic.

@@ -57,7 +57,7 @@ def find_any_model(repository: Path, name: str) -> str:
     return name or known[0]
 
 
-def own_repository(repository: Path) -> Path:
+def changeable_repository(repository: Path) -> Path:
     """Return the repository, if its models may be changed.
 
     Raises:

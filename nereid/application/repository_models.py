@@ -113,7 +113,7 @@ class RepositoryRoute:
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them."""
 
-        def propose(present: target.RouteState) -> change.Proposal:
+        def propose(present: target.RouteFile) -> change.Proposal:
             current = present.route().generation
             if generation is not None and generation != current:
                 text = f"expected generation {generation}, got {current}: the route has changed"

@@ -62,15 +62,15 @@ def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> No
         OperationFailed: the network or the server was refused.
     """
     # Imported here because a gateway imports this module, and needs no ONNX Runtime.
-    from nereid.application.chosen_models import own_repository
+    from nereid.application.chosen_models import changeable_repository
     from nereid.models.publish import publisher
-    from nereid.models.publish.examination import Gates
+    from nereid.models.publish.examination import ExaminationLimits
     from nereid.server import run_dir
 
-    repository = own_repository(options.repository)
+    repository = changeable_repository(options.repository)
     record = run_dir.find(run_dir.root(environment), repository)
     limits: dict[str, Any] = {"is_change_accepted": options.is_change_accepted, **options.limits}
     done = publisher.publish(
-        repository, options.model, options.source, record, Gates(**limits), options.share
+        repository, options.model, options.source, record, ExaminationLimits(**limits), options.share
     )
     print(msgspec.json.encode(PublishAnswer(done.model, done.version, done.line(record))).decode())

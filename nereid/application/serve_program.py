@@ -18,7 +18,7 @@ from nereid.insight.drift import monitor
 from nereid.models.rollout import service
 from nereid.server import nvidia_smi, run_dir
 from nereid.server import serve as server
-from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, check_options
+from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, TritonOptions, check_options
 from nereid.server.gpu_profile import check_named_gpus, choose
 from nereid.server.serve import BackgroundJob, ServeOptions
 from nereid.server.supervision.process_usage import ProcessMetrics, read
@@ -42,7 +42,7 @@ def serve(options: ServeOptions, environment: Mapping[str, str]) -> None:
     server.serve(options, environment, _jobs(repository, base), launch)
 
 
-def _with_profile(options: ServeOptions, environment: Mapping[str, str]) -> ServerOptions:
+def _with_profile(options: ServeOptions, environment: Mapping[str, str]) -> TritonOptions:
     """Return the options of the server with a profile other than `auto`, and log how it was selected.
 
     Raises:
@@ -90,7 +90,7 @@ def _jobs(repository: Path, base: Path) -> list[BackgroundJob]:
 
 
 def _launch_gateway(
-    keys: Path | None, environment: Mapping[str, str], options: ServerOptions
+    keys: Path | None, environment: Mapping[str, str], options: TritonOptions
 ) -> "subprocess.Popen[str]":
     return child.start(
         gateway,

@@ -9,7 +9,7 @@ from nereid.base import contract
 
 # CUDA errors after which the process must be replaced or the device is gone. Others, such as an invalid
 # value, are caused by the network or its input. Source: cudaError_t, CUDA 12.6, driver_types.h.
-LOST_DEVICE = frozenset(
+DEVICE_FAILURE_CODES = frozenset(
     {
         *(3, 4),  # not initialised, unloading
         *(46, 100, 101),  # unavailable, no device, invalid device
@@ -87,7 +87,7 @@ class Unavailable(ServingError):
     prefix = contract.UNAVAILABLE_PREFIX
 
 
-class Died(Unavailable):
+class StubDied(Unavailable):
     """The model's process died, either on an earlier request or because of this one."""
 
 
@@ -130,14 +130,14 @@ def official_text(error: Exception) -> str:
     return f"onnx runtime error {code}: {' '.join(message.split())}"
 
 
-def lost_device(error: Exception) -> DeviceFailed | None:
+def find_device_failure(error: Exception) -> DeviceFailed | None:
     """Return the device failure if that is why CuPy raised `error`, whose `status` is the CUDA error code.
 
     CuPy raises `CUDADriverError` when it launches a kernel, and `CUDARuntimeError` elsewhere.
     """
     if (
         type(error).__name__ in ("CUDADriverError", "CUDARuntimeError")
-        and getattr(error, "status", None) in LOST_DEVICE
+        and getattr(error, "status", None) in DEVICE_FAILURE_CODES
     ):
         return DeviceFailed(f"{type(error).__name__}: {error}")
     return None
@@ -146,7 +146,7 @@ def lost_device(error: Exception) -> DeviceFailed | None:
 def from_exception(error: Exception) -> ServingError:
     """Return the serving error for a request that raised `error`: `error` itself if it already is one."""
     if not isinstance(error, ServingError):
-        return lost_device(error) or InferenceFailed(f"{type(error).__name__}: {error}")
+        return find_device_failure(error) or InferenceFailed(f"{type(error).__name__}: {error}")
     # The frames of the traceback and context would keep the request in memory until garbage collection.
     error.__traceback__ = error.__context__ = None
     return error
@@ -179,7 +179,7 @@ _RESTORABLE: tuple[type[ServingError], ...] = (
 _TRITON_TEXTS: tuple[tuple[str, type[ServingError]], ...] = (
     (contract.QUEUE_FULL_TEXT, Overloaded),
     (contract.QUEUE_TIMEOUT_TEXT, DeadlineExceeded),
-    (contract.NOT_HEALTHY_TEXT, Died),
+    (contract.NOT_HEALTHY_TEXT, StubDied),
     (contract.NOT_READY_TEXT, Unavailable),
 )
 
@@ -220,7 +220,7 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _CUDA_FAILURE = re.compile(r"CUDA failure (?P<code>\d+):")
-_BROKEN_DEVICE = re.compile(
+_DEVICE_FAILURE = re.compile(
     r"(CUBLAS|CUDNN) failure \d+: \w*_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
     r"|CUDNN_FE failure \d+: CUDNN_BACKEND_API_FAILED"
     r"|TensorRT EP execution context enqueue failed"
@@ -234,16 +234,16 @@ _OF_THE_REQUEST = "onnx runtime error 2: "
 
 def run_failure(error: Exception) -> ServingError:
     """Return the error for a run that raised `error`: `OutOfMemory`, `DeviceFailed` or `RuntimeFailed`."""
-    if lost := lost_device(error):
+    if lost := find_device_failure(error):
         return lost
     text = official_text(error)
     if text.startswith(_OF_THE_REQUEST):
         return RuntimeFailed(text)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
         return OutOfMemory(text)
-    return DeviceFailed(text) if _is_broken_device(text) else RuntimeFailed(text)
+    return DeviceFailed(text) if _is_device_failure(text) else RuntimeFailed(text)
 
 
-def _is_broken_device(text: str) -> bool:
+def _is_device_failure(text: str) -> bool:
     codes = {int(found["code"]) for found in _CUDA_FAILURE.finditer(text)}
-    return bool(codes & LOST_DEVICE) or _BROKEN_DEVICE.search(text) is not None
+    return bool(codes & DEVICE_FAILURE_CODES) or _DEVICE_FAILURE.search(text) is not None

@@ -145,7 +145,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-class HttpConnections:
+class HttpConnectionPool:
     """Reusable connections to one server; a request opens a new one if none is free.
 
     Args:
@@ -158,13 +158,13 @@ class HttpConnections:
         self._idle: deque[HttpConnection] = deque()
         self._busy: set[HttpConnection] = set()
 
-    def taken(self) -> "TakenConnection":
+    def acquire(self) -> "AcquiredConnection":
         """Return a connection for one request; an error or cancellation closes it.
 
         Raises:
             OSError: the server cannot be reached.
         """
-        return TakenConnection(self._url, self._idle, self._busy)
+        return AcquiredConnection(self._url, self._idle, self._busy)
 
     async def request(
         self,
@@ -180,8 +180,8 @@ class HttpConnections:
             OSError: there was no response; a TimeoutError without an errno means it did not arrive in time.
             HTTPException: the peer does not speak HTTP.
         """
-        head, began_s = self.head(method, path, headers, sum(map(len, body))), time.monotonic()
-        async with TakenConnection(self._url, self._idle, self._busy, timeout_s) as connection:
+        head, began_s = self.build_head(method, path, headers, sum(map(len, body))), time.monotonic()
+        async with AcquiredConnection(self._url, self._idle, self._busy, timeout_s) as connection:
             left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began_s)
             return await connection.send([head, *filter(len, body)], left_s)
 
@@ -191,14 +191,16 @@ class HttpConnections:
             connection.close()
         self._idle.clear()
 
-    def head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int) -> bytes:
+    def build_head(
+        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int
+    ) -> bytes:
         """Return the head of a request whose body has the given length."""
         lines = [f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\n".encode()]
         lines += map(b"%b: %b\r\n".__mod__, headers)
         return b"".join([*lines, b"content-length: %d\r\n\r\n" % body_bytes])
 
 
-class TakenConnection:
+class AcquiredConnection:
     """A connection for one request, as an asynchronous context manager."""
 
     __slots__ = ("_busy", "_connection", "_idle", "_timeout_s", "_url")

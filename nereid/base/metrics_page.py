@@ -16,8 +16,8 @@ from nereid.base.addresses import open_http
 Labels = tuple[tuple[str, str], ...]
 LabelSet = frozenset[tuple[str, str]]
 # Each label's required value, or its allowed values.
-Wanted = Mapping[str, str | Collection[str]]
-ANY: Wanted = {}
+LabelMatchers = Mapping[str, str | Collection[str]]
+ANY: LabelMatchers = {}
 BUCKET, BOUND = "_bucket", "le"
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 GAUGE = re.compile(r"# TYPE (\w+) gauge")
@@ -31,7 +31,7 @@ class Snapshot:
     gauges: Collection[str] = ()
 
     @classmethod
-    def parse(cls, page: str, prefixes: tuple[str, ...] = ("",), labels: Wanted = ANY) -> "Snapshot":
+    def parse(cls, page: str, prefixes: tuple[str, ...] = ("",), labels: LabelMatchers = ANY) -> "Snapshot":
         """Parse a page's samples whose names start with one of the prefixes and that have these labels.
 
         `prometheus_client.parser` would append `_total` to Triton's counters, such as `nv_inference_count`.
@@ -81,29 +81,29 @@ class Snapshot:
         return self.samples.get(name, {}).get(labels, 0.0)
 
     def sums(
-        self, name: str, *by: str, labels: Wanted = ANY, without: Wanted = ANY
+        self, name: str, *by: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY
     ) -> dict[tuple[str, ...], float]:
-        """Return the sums of the series that match all of `labels` and none of `without`.
+        """Return the sums of the series that match all of `labels` and none of `excluding`.
 
         Sums are grouped by the values of the labels `by`; a missing label counts as an empty value.
         """
         found: dict[tuple[str, ...], float] = defaultdict(float)
         for series, value in self.samples.get(name, {}).items():
             own = dict(series)
-            if _has(own, labels) and not any(_has(own, {key: bad}) for key, bad in without.items()):
+            if _has(own, labels) and not any(_has(own, {key: bad}) for key, bad in excluding.items()):
                 found[tuple(own.get(label, "") for label in by)] += value
         return dict(found)
 
-    def gauge(self, name: str, labels: Wanted = ANY) -> float | None:
+    def gauge(self, name: str, labels: LabelMatchers = ANY) -> float | None:
         """Return the sum of the series with these labels, or None if there are none."""
         return self.sums(name, labels=labels).get(())
 
-    def total(self, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
-        """Return the sum of the series that match all of `labels` and none of `without`; 0 if none match."""
-        return self.sums(name, labels=labels, without=without).get((), 0.0)
+    def total(self, name: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY) -> float:
+        """Return the sum of the series that match `labels` and none of `excluding`; 0 if none match."""
+        return self.sums(name, labels=labels, excluding=excluding).get((), 0.0)
 
     def buckets(
-        self, name: str, *by: str, labels: Wanted = ANY, without: Wanted = ANY
+        self, name: str, *by: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY
     ) -> dict[tuple[str, ...], dict[float, float]]:
         """Return non-cumulative histogram bucket counts by upper bound, smallest first.
 
@@ -112,19 +112,21 @@ class Snapshot:
         over pages are therefore correct; for a single page, use `without_lag`.
         """
         found: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
-        sums = self.sums(name + BUCKET, *by, BOUND, labels=labels, without=without)
+        sums = self.sums(name + BUCKET, *by, BOUND, labels=labels, excluding=excluding)
         below: dict[tuple[str, ...], float] = defaultdict(float)
         for (*key, bound), count in sorted(sums.items(), key=lambda item: float(item[0][-1])):
             found[*key,][float(bound)] = count - below[*key,]
             below[*key,] = count
         return dict(found)
 
-    def quantile(self, share: float, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
+    def quantile(
+        self, share: float, name: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY
+    ) -> float:
         """Return a quantile of the histograms' observations, as computed by the function `quantile`."""
-        return quantile(share, self.buckets(name, labels=labels, without=without).get((), {}))
+        return quantile(share, self.buckets(name, labels=labels, excluding=excluding).get((), {}))
 
 
-def _has(labels: Mapping[str, str], wanted: Wanted) -> bool:
+def _has(labels: Mapping[str, str], wanted: LabelMatchers) -> bool:
     return all(
         labels.get(key) == value if isinstance(value, str) else labels.get(key) in value
         for key, value in wanted.items()

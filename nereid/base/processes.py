@@ -77,7 +77,7 @@ class ProcessRefusals:
         )
 
 
-def allow_open_files() -> int:
+def raise_open_file_limit() -> int:
     """Let this process and its children open as many files as the system allows; return that number."""
     import resource  # not at the top: stubs import this module, and never need it
 

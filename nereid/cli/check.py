@@ -57,7 +57,7 @@ def check(
         ]
         if rows:
             print_table("", "model", "check", "found", "fix", rows=rows)
-        print(examination.count(repository, findings, model))
+        print(examination.summarize(repository, findings, model))
     failures = [finding for finding in findings if finding.verdict == "fail"]
     if failures:
         first = f"{failures[0].model}, {failures[0].what}: {failures[0].found}"

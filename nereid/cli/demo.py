@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nereid.client.request import ProtocolName
-    from nereid.server.command_line import ServerOptions
+    from nereid.server.command_line import TritonOptions
 
 
 from nereid.base.assets import copy_models
-from nereid.cli.options import OWN_MODELS
+from nereid.cli.options import PACKAGED_TASKS
 
 
 def init(
@@ -45,7 +45,7 @@ def init(
     """
     if folder.exists() and not folder.is_dir():
         raise WrongUsage(f"'{folder}' already exists and is not an empty folder; fix: name a new folder")
-    source = (OWN_MODELS[task] if task else DEFAULT).default_repository
+    source = (PACKAGED_TASKS[task] if task else DEFAULT).default_repository
     is_new = not any(folder.glob("*"))
     if not is_new:
         check_room(folder, source, task)
@@ -88,7 +88,7 @@ def demo(
 
     With --task read, the server reads the text of a sample parcel label, or of IMAGE.
     """
-    chosen = options.OWN_MODELS[task] if task else DEFAULT
+    chosen = options.PACKAGED_TASKS[task] if task else DEFAULT
     if chosen is not DEFAULT:
         show_result(context, chosen, image or chosen.sample or COFFEE)
     elif image:
@@ -98,14 +98,14 @@ def demo(
 
 
 @contextmanager
-def running_server(context: typer.Context, task: Task) -> "Iterator[ServerOptions]":
+def running_server(context: typer.Context, task: Task) -> "Iterator[TritonOptions]":
     """Run a server with the package's models of a task."""
-    from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+    from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions
     from nereid.server.embedded_server import EmbeddedServer
     from nereid.server.ports import Ports, free_ports
 
     begin_s = time.monotonic()
-    started = ServerOptions(task.default_repository, DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
+    started = TritonOptions(task.default_repository, DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
     print(
         f"starting the Triton server of nvidia-pytriton with the models of task `{task.name}` …", flush=True
     )
@@ -131,7 +131,9 @@ def show_result(context: typer.Context, task: Task, image: Path) -> None:
         raise OperationFailed(f"cannot read '{image}': {error.strerror}") from None
     with (
         running_server(context, task) as server,
-        task.face("client")(f"{server.host}:{server.ports.http}", "http", timeout_s=TIMEOUT_S) as client,
+        task.entry_point("client")(
+            f"{server.host}:{server.ports.http}", "http", timeout_s=TIMEOUT_S
+        ) as client,
     ):
         begin_s = time.monotonic()
         try:
@@ -139,7 +141,7 @@ def show_result(context: typer.Context, task: Task, image: Path) -> None:
         except RequestRefused as error:
             raise OperationFailed(str(error)) from None
         print(f"{image.name}: {task.past} in {format_ms((time.monotonic() - begin_s) * 1e3)}")
-        task.face("view").show(result)
+        task.entry_point("view").show(result)
     print(f"stopped; `nereid serve --task {task.name}` keeps the server running")
 
 
@@ -158,10 +160,10 @@ def show_versions(context: typer.Context) -> None:
     print("stopped; `nereid serve` keeps the server running")
 
 
-def measure(server: "ServerOptions", version: str, protocol: "ProtocolName") -> Any:
+def measure(server: "TritonOptions", version: str, protocol: "ProtocolName") -> Any:
     """Classify the sample photo on one version; returns the last of a few responses, on a warm connection."""
     url = f"{server.host}:{getattr(server.ports, protocol)}"
-    with DEFAULT.face("client")(url, protocol) as client:
+    with DEFAULT.entry_point("client")(url, protocol) as client:
         return [client.infer(COFFEE, version=version, top_k=TOP) for _ in range(WARM_UP_REQUESTS)][-1]
 
 

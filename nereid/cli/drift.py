@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from nereid.application.chosen_models import own_repository
+from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
 from nereid.base.units import format_duration, parse_duration
@@ -67,7 +67,7 @@ def baseline(
 
     if bool(images) == bool(from_traffic):
         raise WrongUsage("expected one of --images DIR and --from-traffic DURATION")
-    location = find_route(own_repository(repository), route)
+    location = find_route(changeable_repository(repository), route)
     record = find_server(context, repository)
     if record is None:
         raise no_server(repository)

@@ -45,7 +45,7 @@ def _images(path: Path, suffixes: frozenset[str]) -> list[Path]:
 
 
 # The tasks for which the package has models, by their names.
-OWN_MODELS = {task.name: task for task in TASKS if task.repository and not task.extends}
+PACKAGED_TASKS = {task.name: task for task in TASKS if task.repository and not task.extends}
 DEFAULT_REPOSITORY = "the repository of this checkout or package"
 
 
@@ -108,7 +108,7 @@ Profile: TypeAlias = Annotated[
         envvar="NEREID_PROFILE",
     ),
 ]
-_OfTask: Any = Literal[tuple(OWN_MODELS)]  # Typer refuses other names
+_OfTask: Any = Literal[tuple(PACKAGED_TASKS)]  # Typer refuses other names
 Task: TypeAlias = Annotated[
     _OfTask | None,
     typer.Option(help="Use the package's own models for this task.", show_default=DEFAULT.name),
@@ -146,7 +146,7 @@ def repository_of(context: typer.Context, repository: Path, task: str | None) ->
     source = context.get_parameter_source("repository")
     if source and source.name == "COMMANDLINE":
         raise WrongUsage("--task and --repository exclude each other; fix: nereid init DIR --task TASK")
-    return OWN_MODELS[task].default_repository
+    return PACKAGED_TASKS[task].default_repository
 
 
 def show_progress(line: str) -> None:

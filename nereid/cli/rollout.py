@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from nereid.application.chosen_models import own_repository
+from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.cli.options import AsJson, Repository, complete_variant, show_help, show_progress
@@ -137,7 +137,7 @@ def start(
 
     plan = _plan(file, context.params)
     location = _location(repository, route)
-    state = orders.start(location, plan, find_server(context, own_repository(repository)))
+    state = orders.start(location, plan, find_server(context, changeable_repository(repository)))
     print(f"{location.name}: rollout {state.number} of {plan.candidate} starts with step {state.step_name}")
     _note_controller(location)
 
@@ -240,7 +240,7 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
     from nereid.models.rollout.controller import POLL_S
     from nereid.models.routes.target import check_repository
 
-    check_repository(own_repository(repository))
+    check_repository(changeable_repository(repository))
     find_server(context, repository)  # an invalid --server ends here
     stop = StopFlag()
     run = partial(service.run, repository, lambda: find_server(context, repository), log=show_progress)
@@ -253,7 +253,7 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
 def _order(what: "Order", reason: str, route: str, repository: Path) -> None:
     from nereid.models.rollout import orders
 
-    location = _location(own_repository(repository), route)
+    location = _location(changeable_repository(repository), route)
     state = orders.order(location, what, reason)
     print(f"{location.name}: {state}")
     if what in ("resume", "promote"):

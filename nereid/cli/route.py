@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from nereid.application.chosen_models import own_repository
+from nereid.application.chosen_models import changeable_repository
 from nereid.backends.routing.assignment import Route, Table, Variant, shares
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
@@ -22,7 +22,7 @@ from nereid.cli.tables import print_table
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
     from nereid.models.routes.change import Difference, Propose, RunningServer, Served
     from nereid.models.routes.explain import Explanation
-    from nereid.models.routes.target import RouteChange, RouteLocation, RouteState
+    from nereid.models.routes.target import RouteChange, RouteFile, RouteLocation
 
 app = typer.Typer()
 
@@ -170,7 +170,7 @@ def revert(
     from nereid.models.routes import change
     from nereid.models.routes.target import find_route
 
-    _report_damage(find_route(own_repository(repository), route))
+    _report_damage(find_route(changeable_repository(repository), route))
     _change(context, change.reverted(generation), offline, route, repository)
 
 
@@ -209,11 +209,11 @@ def fallback(
         _change(context, change.with_fallbacks(names), offline, route, repository)
         return
     record = find_server(context, repository)
-    name = add_cpu_fallback(own_repository(repository), route, record, print)
+    name = add_cpu_fallback(changeable_repository(repository), route, record, print)
     print(f"{name}: first fallback; its version stays, and nereid retire keeps the files that it needs")
 
 
-def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteState]":
+def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteFile]":
     from nereid.models.routes import target as routes
 
     target = routes.find_route(repository, route)
@@ -229,7 +229,7 @@ def _change(context: typer.Context, propose: "Propose", offline: bool, route: st
     from nereid.models.routes import change
     from nereid.models.routes.target import find_route
 
-    target = find_route(own_repository(repository), route)
+    target = find_route(changeable_repository(repository), route)
     server = None if offline else _server(context, repository)
     print(change.change(target, propose, server, offline))
 
@@ -270,7 +270,7 @@ def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
 
 
 def show_route(
-    target: "RouteLocation", present: "RouteState", server: "RunningServer | None", as_json: bool
+    target: "RouteLocation", present: "RouteFile", server: "RunningServer | None", as_json: bool
 ) -> None:
     """Print a route, and whether the server serves it.
 

@@ -12,7 +12,7 @@ from nereid.base.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.base.errors import WrongUsage, invalid_values
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Profile, Repository, Task, environment, port, repository_of
-from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, read_own_token
+from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, TritonOptions, read_own_token
 from nereid.server.ports import Ports
 
 ControlMode = Literal["explicit", "poll", "none"]
@@ -144,7 +144,7 @@ def serve(
         raise WrongUsage("--token-file and --no-token exclude each other")
     with invalid_values():
         token = read_own_token(token_file) if token_file else ""
-    options = ServerOptions(
+    options = TritonOptions(
         Path(os.path.realpath(repository_of(context, repository, task))),
         profile,
         host,

@@ -27,7 +27,7 @@ from nereid.cli.tables import console
 
 if TYPE_CHECKING:
     from nereid.insight.observe.top import (
-        Reading,
+        ServerReading,
         Top,
         TopGateway,
         TopModel,
@@ -91,7 +91,7 @@ def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
         terminal.print(view(measured, terminal.width))
 
 
-def _readable(reader: "TopReader") -> "Reading":
+def _readable(reader: "TopReader") -> "ServerReading":
     reading = reader.read()
     if reading.server is None:
         raise no_server(reader.repository)
@@ -125,7 +125,11 @@ def _live(reader: "TopReader", interval_s: float) -> None:
 
 
 def _screen(
-    reader: "TopReader", before: "Reading", after: "Reading", size: Sequence[int], interval_s: float
+    reader: "TopReader",
+    before: "ServerReading",
+    after: "ServerReading",
+    size: Sequence[int],
+    interval_s: float,
 ) -> RenderableType:
 
     from nereid.insight.observe.top import measure

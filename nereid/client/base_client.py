@@ -163,7 +163,7 @@ class BaseClient(ABC, Generic[Result]):
                 except ClassifierError as error:
                     if self._memory and isinstance(error, Unreachable):
                         self._memory.reconnected()
-                    if (pause_s := request.attempts.pause_s(error)) is None:
+                    if (pause_s := request.attempts.record_failure(error)) is None:
                         raise
                     await self._connection.pause(pause_s)
                 else:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.addresses import unix_path
-from nereid.base.http_connection import HttpConnections
+from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.request import HttpInput, HttpOutput
 from nereid.client.result_kind import HttpResult
 
@@ -353,7 +353,7 @@ class AsyncRestClient(RestMethods):
     """
 
     def __init__(self, url: str) -> None:
-        self._connections = HttpConnections(url)
+        self._connections = HttpConnectionPool(url)
 
     async def close(self) -> None:
         """Close all connections; requests in flight fail."""
@@ -361,10 +361,10 @@ class AsyncRestClient(RestMethods):
 
     async def _send(self, request: Request) -> Any:
         lines = ((name.encode(), value.encode()) for name, value in request.headers.items())
-        head = self._connections.head(
+        head = self._connections.build_head(
             request.method, f"/v2/{request.path}", lines, sum(map(len, request.body))
         )
-        async with self._connections.taken() as connection:
+        async with self._connections.acquire() as connection:
             response = await connection.send([head, *filter(None, request.body)])
             if response.status == http.client.OK:
                 # A malformed response, or one to another request, closes the connection.

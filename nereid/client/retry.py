@@ -98,7 +98,7 @@ class Attempts:
             raise TimedOut(f"no response within {self._timeout_s:g} s")
         return remaining_s
 
-    def pause_s(self, error: ClassifierError) -> float | None:
+    def record_failure(self, error: ClassifierError) -> float | None:
         """Return the pause before the next attempt in seconds, or None if the request is not retried."""
         if not error.is_repeatable or not self._budget.failed() or self.count == MAX_ATTEMPTS:
             return None

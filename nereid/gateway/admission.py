@@ -53,39 +53,39 @@ class Costs:
         # Models, and the keys of each model, are ordered by last change, newest last.
         self._means: dict[str, dict[str, _Mean]] = {}
 
-    def most_in_flight(self, owner: str, model: str) -> int:
+    def most_in_flight(self, key_id: str, model: str) -> int:
         """Return how many of a key's requests to a model may be in flight, leaving instances for others.
 
         One until their cost is known; half the cores if they are slow.
         """
         means = self._recent(model)
-        if not owner or not means.keys() - {owner}:
+        if not key_id or not means.keys() - {key_id}:
             return sys.maxsize
-        if owner not in means:
+        if key_id not in means:
             return 1
-        return self._half if self.is_slow(owner, model) else sys.maxsize
+        return self._half if self.is_slow(key_id, model) else sys.maxsize
 
-    def is_slow(self, owner: str, model: str) -> bool:
+    def is_slow(self, key_id: str, model: str) -> bool:
         """Return whether other keys also use a model and either this key's requests or theirs are slow."""
         means = self._recent(model)
-        others = [mean.share_s for mean in self._others(owner, means)]
-        own = means[owner].share_s if owner in means else 0.0
+        others = [mean.share_s for mean in self._others(key_id, means)]
+        own = means[key_id].share_s if key_id in means else 0.0
         return bool(others) and max(own, _median(others)) >= SLOW_S
 
-    def is_costly(self, owner: str, model: str) -> bool:
+    def is_costly(self, key_id: str, model: str) -> bool:
         """Return whether a key's requests cost as much as large images, whatever they declare."""
         means = self._recent(model)
-        mean = means.get(owner)
-        return mean is not None and mean.share_s >= LARGE_WORK * self._typical_s(owner, means, mean)
+        mean = means.get(key_id)
+        return mean is not None and mean.share_s >= LARGE_WORK * self._typical_s(key_id, means, mean)
 
-    def expected_s(self, owner: str, model: str) -> float:
+    def expected_s(self, key_id: str, model: str) -> float:
         """Return a key's mean time per unit of work; 0 if unknown."""
-        mean = self._recent(model).get(owner)
+        mean = self._recent(model).get(key_id)
         return mean.in_flight_s if mean else 0.0
 
     def note(
         self,
-        owner: str,
+        key_id: str,
         model: str,
         seconds: float,
         work: int,
@@ -95,7 +95,7 @@ class Costs:
         """Record a request and return the units it cost beyond those it declared.
 
         Args:
-            owner: the id of its key; empty without a key.
+            key_id: the id of its key; empty without a key.
             model: its model.
             seconds: its time in flight.
             work: the units it declared; one unit is a small photo.
@@ -103,12 +103,12 @@ class Costs:
             is_answered: whether it has a result. If not, it says nothing about how long others would take:
                 it was refused early, or the server is still working on it.
         """
-        if not owner:
+        if not key_id:
             return 0
         now_s, means = self._clock(), self._recent(model)
         each_s, share_s = seconds / work, seconds / work / in_flight
-        mean = means.pop(owner, None)
-        units = share_s / self._typical_s(owner, means, mean or _Mean(each_s, share_s, now_s)) * work
+        mean = means.pop(key_id, None)
+        units = share_s / self._typical_s(key_id, means, mean or _Mean(each_s, share_s, now_s)) * work
         if is_answered:
             mean = mean or _Mean(each_s, share_s, now_s)
         if mean and (is_answered or each_s > mean.in_flight_s):
@@ -116,11 +116,11 @@ class Costs:
             mean.in_flight_s += weight * (each_s - mean.in_flight_s)
             mean.share_s += weight * (share_s - mean.share_s)
         if mean:
-            self._keep(owner, model, means, mean, now_s)
+            self._keep(key_id, model, means, mean, now_s)
         return int(units) - work if units >= LARGE_WORK * work else 0
 
-    def _keep(self, owner: str, model: str, means: dict[str, _Mean], mean: _Mean, now_s: float) -> None:
-        means[owner], mean.at_s = mean, now_s
+    def _keep(self, key_id: str, model: str, means: dict[str, _Mean], mean: _Mean, now_s: float) -> None:
+        means[key_id], mean.at_s = mean, now_s
         self._means.pop(model, None)
         self._means[model] = means
         if len(self._means) > MAX_MODELS:
@@ -133,14 +133,14 @@ class Costs:
             del means[oldest]
         return means
 
-    def _typical_s(self, owner: str, means: dict[str, _Mean], own: _Mean) -> float:
+    def _typical_s(self, key_id: str, means: dict[str, _Mean], own: _Mean) -> float:
         """Return the other keys' median, or the only key's mean; but at least what a photo may take."""
-        others = [mean.in_flight_s for mean in self._others(owner, means)]
+        others = [mean.in_flight_s for mean in self._others(key_id, means)]
         return max(SLOW_S / LARGE_WORK, _median(others) if others else own.in_flight_s)
 
-    def _others(self, owner: str, means: dict[str, _Mean]) -> list[_Mean]:
+    def _others(self, key_id: str, means: dict[str, _Mean]) -> list[_Mean]:
         last = islice(reversed(means.items()), MAX_OTHERS)
-        return [mean for name, mean in last if name != owner]
+        return [mean for name, mean in last if name != key_id]
 
 
 def _median(numbers: list[float]) -> float:
@@ -148,10 +148,10 @@ def _median(numbers: list[float]) -> float:
 
 
 class FairQueue:
-    """A queue that gives all owners equal time, however long their queues or turns are.
+    """A queue that gives all keys equal time, however long their queues or turns are.
 
-    The next turn goes to the owner that has used the least time since joining the others. An owner leaves
-    one turn free if any other owner was present in the last `MEMORY_S` seconds; an owner without a name may
+    The next turn goes to the key that has used the least time since joining the others. a key leaves
+    one turn free if any other key was present in the last `MEMORY_S` seconds; a key without a name may
     take all turns.
 
     Source: start-time fair queueing (Goyal, Vin and Cheng 1996); a turn's duration is known when it ends.
@@ -163,9 +163,9 @@ class FairQueue:
 
     def __init__(self, limit: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
-        # The owner seen last, and when; and when any other owner was last seen.
+        # The key seen last, and when; and when any other key was last seen.
         self._newest, self._newest_s, self._others_s = "", -inf, -inf
-        # The owner that got a turn most recently comes last.
+        # The key that got a turn most recently comes last.
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
         self._held = Counter[str]()
         self._used_s = defaultdict[str, float](float)
@@ -178,100 +178,100 @@ class FairQueue:
         """The number of waiting requests."""
         return sum(map(len, self._queues.values()))
 
-    def waiting_before(self, owner: str) -> int:
-        """Estimate how many waiting requests would get their turn before a new request from this owner."""
+    def waiting_before(self, key_id: str) -> int:
+        """Estimate how many waiting requests would get their turn before a new request from this key."""
         if not self._queues:
             return 0
-        own = self.waiting_of(owner)
-        return sum(min(len(queue), own + (name != owner)) for name, queue in self._queues.items())
+        own = self.waiting_of(key_id)
+        return sum(min(len(queue), own + (name != key_id)) for name, queue in self._queues.items())
 
-    def waiting_of(self, owner: str) -> int:
-        """Return how many of an owner's requests are waiting."""
-        return len(self._queues.get(owner, ()))
+    def waiting_of(self, key_id: str) -> int:
+        """Return how many of a key's requests are waiting."""
+        return len(self._queues.get(key_id, ()))
 
-    async def take(self, owner: str, remaining_s: float | None = None) -> None:
+    async def take(self, key_id: str, remaining_s: float | None = None) -> None:
         """Wait for a turn and take it; `leave` ends it.
 
         Raises:
             TimeoutError: no turn became free in time.
         """
-        if owner != self._newest:
-            self._newest, self._others_s = owner, self._newest_s
+        if key_id != self._newest:
+            self._newest, self._others_s = key_id, self._newest_s
         self._newest_s = self._clock()
-        if owner not in self._queues and not self._held[owner]:
-            self._used_s[owner] = max(self._used_s[owner], self._now_s)
-        if not self._queues and self._may_take(owner, self._limit()):
-            self._begin(owner)
+        if key_id not in self._queues and not self._held[key_id]:
+            self._used_s[key_id] = max(self._used_s[key_id], self._now_s)
+        if not self._queues and self._may_take(key_id, self._limit()):
+            self._begin(key_id)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(owner, deque()).append(turn)
+        self._queues.setdefault(key_id, deque()).append(turn)
         self._give()
         try:
             async with asyncio.timeout(None if turn.done() else remaining_s):
                 await turn
         except BaseException:
-            self._give_up(owner, turn)
+            self._give_up(key_id, turn)
             raise
 
-    def leave(self, owner: str, seconds: float = 0.0) -> None:
-        """End an owner's turn that lasted `seconds`, and pass it to the next waiting owner."""
+    def leave(self, key_id: str, seconds: float = 0.0) -> None:
+        """End a key's turn that lasted `seconds`, and pass it to the next waiting key."""
         self.taken -= 1
-        self._held[owner] -= 1
-        self._used_s[owner] += seconds
-        self._last_s[owner] = seconds
-        self._forget(owner)
+        self._held[key_id] -= 1
+        self._used_s[key_id] += seconds
+        self._last_s[key_id] = seconds
+        self._forget(key_id)
         if self._queues:
             self._give()
 
     def _give(self) -> None:
-        while (owner := self._next()) is not None:
-            queue = self._queues.pop(owner)
+        while (key_id := self._next()) is not None:
+            queue = self._queues.pop(key_id)
             turn = queue.popleft()
             if queue:
-                self._queues[owner] = queue
+                self._queues[key_id] = queue
             if not turn.done():
-                self._begin(owner)
+                self._begin(key_id)
                 turn.set_result(None)
 
-    def _begin(self, owner: str) -> None:
+    def _begin(self, key_id: str) -> None:
         self.taken += 1
-        self._held[owner] += 1
-        self._now_s = max(self._now_s, self._used_s[owner])
+        self._held[key_id] += 1
+        self._now_s = max(self._now_s, self._used_s[key_id])
 
-    def _may_take(self, owner: str, limit: int) -> bool:
-        """Return whether an owner may take a turn, leaving one free for others if there are any."""
-        held = self._held[owner]
-        return self.taken < limit and (not owner or held < max(1, limit - 1) or self._is_alone(owner))
+    def _may_take(self, key_id: str, limit: int) -> bool:
+        """Return whether a key may take a turn, leaving one free for others if there are any."""
+        held = self._held[key_id]
+        return self.taken < limit and (not key_id or held < max(1, limit - 1) or self._is_alone(key_id))
 
-    def _is_alone(self, owner: str) -> bool:
-        others_s = self._others_s if owner == self._newest else self._newest_s
-        has_others = self.taken > self._held[owner] or self._queues.keys() - {owner}
+    def _is_alone(self, key_id: str) -> bool:
+        others_s = self._others_s if key_id == self._newest else self._newest_s
+        has_others = self.taken > self._held[key_id] or self._queues.keys() - {key_id}
         return not has_others and self._clock() - others_s > MEMORY_S
 
     def _next(self) -> str | None:
-        """Return the owner that is next, assuming that unfinished turns last as long as its latest one."""
+        """Return the key that is next, assuming that unfinished turns last as long as its latest one."""
         limit = self._limit()
-        able = (owner for owner in self._queues if self._may_take(owner, limit))
+        able = (key_id for key_id in self._queues if self._may_take(key_id, limit))
         return min(able, key=self._tag_s, default=None)
 
-    def _tag_s(self, owner: str) -> float:
-        return self._used_s[owner] + self._held[owner] * self._last_s[owner]
+    def _tag_s(self, key_id: str) -> float:
+        return self._used_s[key_id] + self._held[key_id] * self._last_s[key_id]
 
-    def _give_up(self, owner: str, turn: "asyncio.Future[None]") -> None:
-        queue = self._queues.get(owner, deque())
+    def _give_up(self, key_id: str, turn: "asyncio.Future[None]") -> None:
+        queue = self._queues.get(key_id, deque())
         if turn in queue:
             queue.remove(turn)
             if not queue:
-                del self._queues[owner]
-            self._forget(owner)
+                del self._queues[key_id]
+            self._forget(key_id)
         elif not turn.cancelled():  # it got a turn at the same moment
-            self.leave(owner)
+            self.leave(key_id)
 
-    def _forget(self, owner: str) -> None:
-        """Forget an owner that has no turn, is not waiting, and has used no more time than others."""
-        if not self._held[owner] and owner not in self._queues and self._used_s[owner] <= self._now_s:
+    def _forget(self, key_id: str) -> None:
+        """Forget a key that has no turn, is not waiting, and has used no more time than others."""
+        if not self._held[key_id] and key_id not in self._queues and self._used_s[key_id] <= self._now_s:
             for each in (self._held, self._used_s, self._last_s):
-                each.pop(owner, None)
+                each.pop(key_id, None)
 
 
 # Enough for two instances with batches of eight, and more than the connections of one browser.
@@ -408,19 +408,19 @@ class Admission:
         """The number of requests in the queue."""
         return sum(each.waiting for each in (self._turns, self._large, *self._own.values()))
 
-    def check(self, remaining_s: float, owner: str = "") -> None:
+    def check(self, remaining_s: float, key_id: str = "") -> None:
         """Reject a request that would wait too long or miss its deadline; does not take a slot.
 
         Args:
             remaining_s: the time until the request's deadline.
-            owner: the id of its key; empty without a key.
+            key_id: the id of its key; empty without a key.
 
         Raises:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
-        waiting = self._turns.waiting_before(owner)
-        if owner:
-            waiting += sum(turns.waiting for (name, _), turns in self._own.items() if name == owner)
+        waiting = self._turns.waiting_before(key_id)
+        if key_id:
+            waiting += sum(turns.waiting for (name, _), turns in self._own.items() if name == key_id)
         if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
@@ -435,33 +435,33 @@ class Admission:
             )
 
     async def take(
-        self, remaining_s: float, owner: str = "", work: Sequence[int] = (1,), model: str = ""
+        self, remaining_s: float, key_id: str = "", work: Sequence[int] = (1,), model: str = ""
     ) -> "Slot":
         """Wait for a slot and take it.
 
         Args:
-            remaining_s, owner: as for `check`.
+            remaining_s, key_id: as for `check`.
             work: units of work per image or tensor.
             model: its model; requests to one model take about the same time.
 
         Raises:
             Failure: as for `check`, or `deadline_exceeded` if no slot became free in time.
         """
-        self.check(remaining_s, owner)
-        slot, deadline_s = Slot(self, owner, model, sum(work)), self._clock() + remaining_s
+        self.check(remaining_s, key_id)
+        slot, deadline_s = Slot(self, key_id, model, sum(work)), self._clock() + remaining_s
         try:
             is_large = max(work) >= LARGE_WORK
             # Large images wait for each other; while their key's cost is unknown, also for its small ones.
-            if owner and (not is_large or not self.costs.expected_s(owner, model)):
-                turns = self._own_turns(owner, model)
+            if key_id and (not is_large or not self.costs.expected_s(key_id, model)):
+                turns = self._own_turns(key_id, model)
                 if is_large:
                     self._check_large(turns.waiting)
                 await slot.wait(turns, "", remaining_s)
-            if is_large or (owner and self.costs.is_costly(owner, model)):
-                self._check_large(self._large.waiting_of(owner))
+            if is_large or (key_id and self.costs.is_costly(key_id, model)):
+                self._check_large(self._large.waiting_of(key_id))
                 slot.is_large = True
-                await slot.wait(self._large, owner, max(0.0, deadline_s - self._clock()))
-            await slot.wait(self._turns, owner, max(0.0, deadline_s - self._clock()))
+                await slot.wait(self._large, key_id, max(0.0, deadline_s - self._clock()))
+            await slot.wait(self._turns, key_id, max(0.0, deadline_s - self._clock()))
         except BaseException as error:
             slot.release()
             if not isinstance(error, TimeoutError):
@@ -479,17 +479,17 @@ class Admission:
                 self.retry_after_s(),
             )
 
-    def _own_turns(self, owner: str, model: str) -> FairQueue:
-        if (owner, model) not in self._own:
-            limit = partial(self.costs.most_in_flight, owner, model)
-            self._own[owner, model] = FairQueue(limit, self._clock)
-        return self._own[owner, model]
+    def _own_turns(self, key_id: str, model: str) -> FairQueue:
+        if (key_id, model) not in self._own:
+            limit = partial(self.costs.most_in_flight, key_id, model)
+            self._own[key_id, model] = FairQueue(limit, self._clock)
+        return self._own[key_id, model]
 
-    def forget(self, owner: str, model: str) -> None:
+    def forget(self, key_id: str, model: str) -> None:
         """Forget the queue of a key and model that have no requests."""
-        turns = self._own.get((owner, model))
+        turns = self._own.get((key_id, model))
         if turns and not turns.taken and not turns.waiting:
-            del self._own[owner, model]
+            del self._own[key_id, model]
 
     def retry_after_s(self) -> float:
         """Return the estimated time to finish all requests in flight and in the queue, at the recent rate."""
@@ -507,18 +507,18 @@ class Slot:
         is_large: whether it is in the large-image lane.
     """
 
-    __slots__ = ("_admission", "_began_s", "_in_flight", "_model", "_owner", "_turns", "_work", "is_large")
+    __slots__ = ("_admission", "_began_s", "_in_flight", "_key_id", "_model", "_turns", "_work", "is_large")
 
-    def __init__(self, admission: Admission, owner: str, model: str, work: int) -> None:
-        self._admission, self._owner, self._model, self._work = admission, owner, model, work
+    def __init__(self, admission: Admission, key_id: str, model: str, work: int) -> None:
+        self._admission, self._key_id, self._model, self._work = admission, key_id, model, work
         self._began_s, self._in_flight = inf, 1
         self._turns: list[tuple[FairQueue, str]] = []
         self.is_large = False
 
-    async def wait(self, turns: FairQueue, owner: str, remaining_s: float) -> None:
+    async def wait(self, turns: FairQueue, key_id: str, remaining_s: float) -> None:
         """Wait for a turn, which the slot then holds."""
-        await turns.take(owner, remaining_s)
-        self._turns.append((turns, owner))
+        await turns.take(key_id, remaining_s)
+        self._turns.append((turns, key_id))
 
     def begin(self) -> None:
         """Mark the request as in flight from now on."""
@@ -526,11 +526,11 @@ class Slot:
 
     def measure(self, is_answered: bool) -> int:
         """Record the request's time in flight and return the units it cost beyond those it declared."""
-        if not (owner := self._owner):
+        if not (key_id := self._key_id):
             return 0
         costs = self._admission.costs
         seconds = self._in_flight_s()
-        return costs.note(owner, self._model, seconds, self._work, self._in_flight, is_answered)
+        return costs.note(key_id, self._model, seconds, self._work, self._in_flight, is_answered)
 
     def answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
@@ -547,10 +547,10 @@ class Slot:
     def release(self) -> None:
         """Release the slot without recording a sample, even if it is still waiting."""
         while self._turns:
-            turns, owner = self._turns.pop()
-            turns.leave(owner, self._in_flight_s())
-        if self._owner:
-            self._admission.forget(self._owner, self._model)
+            turns, key_id = self._turns.pop()
+            turns.leave(key_id, self._in_flight_s())
+        if self._key_id:
+            self._admission.forget(self._key_id, self._model)
 
     def abandoned_work_s(self) -> float:
         """Estimate how much longer the server works on a request whose caller has left.
@@ -560,9 +560,9 @@ class Slot:
         requests are limited, takes at least `ASSUMED_LEFT_S`; if it takes longer, it may take as long again.
         """
         admission, costs, spent_s = self._admission, self._admission.costs, self._in_flight_s()
-        each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))
+        each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._key_id, self._model))
         rest_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1) - spent_s
-        if self.is_large or costs.most_in_flight(self._owner, self._model) < sys.maxsize:
+        if self.is_large or costs.most_in_flight(self._key_id, self._model) < sys.maxsize:
             rest_s = max(rest_s, ASSUMED_LEFT_S - spent_s, spent_s)
         return max(0.0, min(rest_s, MAX_REST_S))
 

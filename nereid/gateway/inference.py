@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nereid.base.contract import IMAGE, SCORES
-from nereid.base.http_connection import HttpConnections, HttpResponse
+from nereid.base.http_connection import HttpConnectionPool, HttpResponse
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.result_kind import MALFORMED, HttpResult, ResultKind, Timings
 from nereid.client.retry import MAX_ATTEMPTS, Budget, pause_after_s
@@ -39,7 +39,7 @@ from nereid.gateway.v2.inference_body import (
     Output,
     check_classification,
 )
-from nereid.vision.imaging.formats.size import FileSize
+from nereid.vision.imaging.formats.size import ImageHeader
 
 if TYPE_CHECKING:
     from nereid.gateway.admission import Slot
@@ -88,7 +88,7 @@ class TensorCall:
     def check(self, settings: "Settings") -> None:
         """Do nothing, because the tensors were checked when they were read."""
 
-    async def prepare(self, triton: HttpConnections, left_s: float) -> None:
+    async def prepare(self, triton: HttpConnectionPool, left_s: float) -> None:
         """Do nothing."""
 
     def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
@@ -200,7 +200,7 @@ class ImageCall:
         offered: "OfferedModel",
         kind: ResultKind[Any],
         image: bytes | memoryview,
-        size: FileSize | None,
+        size: ImageHeader | None,
         work: int,
         headers: Headers,
         request_id: str,
@@ -230,7 +230,7 @@ class ImageCall:
             raise Failure("invalid_image", "the image is empty")
         check_size(self._size, settings)
 
-    async def prepare(self, triton: HttpConnections, left_s: float) -> None:
+    async def prepare(self, triton: HttpConnectionPool, left_s: float) -> None:
         """Determine once which of the model's outputs to request.
 
         Raises:
@@ -354,7 +354,7 @@ async def _admit_and_send(
     span = spans.context.child() if spans.is_forwarded else spans.context
     left_s, began_s = request.left_s(), time.perf_counter()
     try:
-        slot = await admission.take(left_s, request.owner, call.work, call.path)
+        slot = await admission.take(left_s, request.key_id, call.work, call.path)
     finally:
         call.stages_s["admission"] = time.perf_counter() - began_s
         if spans.is_traced:
@@ -393,7 +393,7 @@ def _release_later(slot: "Slot") -> None:
 
 
 async def send(
-    triton: HttpConnections,
+    triton: HttpConnectionPool,
     call: "TensorCall | ImageCall",
     left_s: Callable[[], float],
     more_headers: Headers = (),
@@ -440,7 +440,7 @@ async def send(
 
 
 async def request(
-    triton: HttpConnections,
+    triton: HttpConnectionPool,
     method: str,
     path: str,
     headers: Headers = (),

@@ -212,7 +212,7 @@ def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need
 
 
 # Of a bucket: the time of its last change, from the clock that all processes share, and its tokens.
-BUCKET = "dd"
+BUCKET_FORMAT = "dd"
 
 
 class Quotas:
@@ -233,7 +233,7 @@ class Quotas:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rate_per_s, self._burst, self._clock = rate_per_s, burst, clock
-        self._buckets = buckets or SharedTable(BUCKET)
+        self._buckets = buckets or SharedTable(BUCKET_FORMAT)
 
     def take(self, key: Key | None, tokens: int = 1, is_debt: bool = False) -> None:
         """Take tokens from a key's bucket; callers without a key share one bucket.

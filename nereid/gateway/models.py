@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import PROBE_HEADER
-from nereid.base.http_connection import HttpConnections
+from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.retry import Budget
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import Live
@@ -138,7 +138,7 @@ class FixedModels(ModelSource):
             return ()
 
         async def metadata() -> bytes:
-            with closing(HttpConnections(self.url)) as triton:
+            with closing(HttpConnectionPool(self.url)) as triton:
                 return (await request(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
 
         try:
@@ -198,7 +198,7 @@ class Models:
         triton: the connections to the server.
     """
 
-    def __init__(self, default: str, source: ModelSource, triton: HttpConnections) -> None:
+    def __init__(self, default: str, source: ModelSource, triton: HttpConnectionPool) -> None:
         self.source, self.triton = source, triton
         self.known: dict[str, OfferedModel] = {}
         # By the name of a task: the first model that does it, and its own task then.
@@ -265,7 +265,7 @@ class Models:
         async def probe(image: bytes, timeout_s: float) -> None:
             task, end_s = await self.task_of(model) or DEFAULT, time.monotonic() + timeout_s
             headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
-            call = ImageCall(model, task.face("result"), image, None, 1, headers, name)
+            call = ImageCall(model, task.entry_point("result"), image, None, 1, headers, name)
             async with asyncio.timeout(timeout_s):
                 await send(self.triton, call, lambda: end_s - time.monotonic())
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from nereid.base.http_connection import HttpConnections
+from nereid.base.http_connection import HttpConnectionPool
 from nereid.base.tracing.records import Tracer
 from nereid.gateway.admission import Admission, FairQueue
 from nereid.gateway.gateway_metrics import LiveState, Metrics
@@ -28,7 +28,7 @@ class Gateway:
     metrics: Metrics
     previews: Admission
     decompressions: FairQueue
-    triton: HttpConnections
+    triton: HttpConnectionPool
     requires_keys: bool
     memory: AnswerMemory
     tracer: Tracer | None = None

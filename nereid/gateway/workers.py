@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from nereid.base.errors import OperationFailed
 from nereid.base.processes import STOP_SIGNALS, BackOff, end_with_parent
 from nereid.gateway.gateway_metrics import LastMinute
-from nereid.gateway.keys import BUCKET
+from nereid.gateway.keys import BUCKET_FORMAT
 from nereid.gateway.settings import Settings
 from nereid.gateway.shared_tables import AnswerMemory, SharedTable
 
@@ -48,7 +48,7 @@ class SharedState:
     number: int
     count: int
     folder: Path
-    buckets: SharedTable = field(default_factory=partial(SharedTable, BUCKET))
+    buckets: SharedTable = field(default_factory=partial(SharedTable, BUCKET_FORMAT))
     memory: AnswerMemory = field(default_factory=AnswerMemory)
 
     def share_metrics(self) -> None:

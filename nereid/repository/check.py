@@ -15,7 +15,7 @@ from nereid.repository.checksums import CHECKSUMS, changes_since_publication, li
 from nereid.repository.layout import (
     InvalidLabels,
     backend_of,
-    check_count,
+    check_label_count,
     config_files,
     model_folders,
     served_versions,
@@ -23,7 +23,7 @@ from nereid.repository.layout import (
 )
 from nereid.repository.onnx_file import OnnxFile
 from nereid.repository.triton_rules import apply_rules
-from nereid.tasks import face_of_backend
+from nereid.tasks import entry_point_of_backend
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.inference.signature import validate
 
@@ -268,7 +268,7 @@ def check(repository: Path) -> list[ModelFinding]:
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
-def count(repository: Path, findings: list[ModelFinding], model: str = "") -> str:
+def summarize(repository: Path, findings: list[ModelFinding], model: str = "") -> str:
     """Return the counts of all models or of one, such as `5 models, 9 versions: 2 notes, 0 failures`."""
     models = [each.name for each in model_folders(repository) if model in ("", each.name)]
     versions = [each for each in _version_folders(repository) if each.parent.name in models]
@@ -338,7 +338,7 @@ def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
     kind = "ensemble" if "ensemble_scheduling" in document else profile.backend(model)
     yield "Triton's rules", _rules
     yield "versions", _versions
-    if run := face_of_backend(kind, "check") or CHECKS.get(kind):
+    if run := entry_point_of_backend(kind, "check") or CHECKS.get(kind):
         yield kind, run
     if any(entry.get("label_filename") for entry in document.get("output", ())):
         yield "labels", _labels
@@ -424,7 +424,7 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
             )
         if (folder / name).is_symlink():
             raise InvalidLabels(f"label file '{name}' is a link; fix: replace it by a copy of its target")
-        labels = check_count(folder / name, outputs[entry["name"]])
+        labels = check_label_count(folder / name, outputs[entry["name"]])
         yield "ok", f"{name} has {labels} labels for output '{entry['name']}'"
 
 

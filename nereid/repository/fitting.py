@@ -21,10 +21,10 @@ from nereid.repository.layout import (
     PARTS,
     ROUTE,
     backend_of,
-    hidden_models,
     parameters_of,
     readable_configs,
     served_steps,
+    unused_models,
 )
 from nereid.tasks import BY_BACKEND
 
@@ -77,13 +77,13 @@ def plan_instances(
     Args:
         backends: the backends of the models whose instances are fitted.
     """
-    documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
+    documents, hidden = readable_configs(repository, profile), unused_models(repository, profile)
     served = {name: each for name, each in documents.items() if name not in hidden}
     routes = {name: _route(repository / name, each) for name, each in served.items()}
     wanted = demands(served, {name: route for name, route in routes.items() if route})
     is_open = [name for name, each in served.items() if _is_open(repository / name, each, backends)]
     of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
-    found = counts(
+    found = allocate_instances(
         {name: wanted[name] for name in is_open if name not in of_route},
         machine,
         {name: _instance_bytes(document) for name, document in served.items()},
@@ -116,7 +116,7 @@ def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, floa
     return found
 
 
-def counts(
+def allocate_instances(
     wanted: Mapping[str, float], machine: Machine, instance_bytes: Mapping[str, int] | None = None
 ) -> InstancePlan:
     """Return the instances of each model, from the fraction of requests that it must be able to answer.
@@ -134,15 +134,20 @@ def counts(
 
 
 def override(
-    repository: Path, profile: str, model: str, machine: Machine, backends: Collection[str], in_use: int = 0
+    repository: Path,
+    profile: str,
+    model: str,
+    machine: Machine,
+    backends: Collection[str],
+    instance_count: int = 0,
 ) -> str | None:
     """Return a model's config with its instances as JSON; None if it has a count of its own.
 
     Args:
-        in_use: the number to keep; 0 for the number that fits now.
+        instance_count: the number to keep; 0 for the number that fits now.
     """
     if count := plan_instances(repository, profile, machine, backends).counts.get(model):
-        return json.dumps(with_instances(read_profile(repository / model, profile), in_use or count))
+        return json.dumps(with_instances(read_profile(repository / model, profile), instance_count or count))
     return None
 
 

@@ -12,7 +12,7 @@ from nereid.base.contract import IMAGE, SCORES
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.processes import available_cores
 from nereid.base.units import escaped, split_lines
-from nereid.tasks import BY_BACKEND, face_of_backend
+from nereid.tasks import BY_BACKEND, entry_point_of_backend
 from nereid.tasks.task import SERVED
 from nereid.vision.inference.run_sizes import thread_counts
 
@@ -21,7 +21,7 @@ class InvalidLabels(OperationFailed):
     """The labels do not fit the output."""
 
 
-def check_count(labels: Path, output: TensorSpec) -> int:
+def check_label_count(labels: Path, output: TensorSpec) -> int:
     """Check that a label file has one line per class of an output; return the number of lines.
 
     Raises:
@@ -38,7 +38,7 @@ def check_count(labels: Path, output: TensorSpec) -> int:
     return count
 
 
-def check_names(names: Sequence[str], origin: str) -> None:
+def check_label_names(names: Sequence[str], origin: str) -> None:
     """Refuse class names with characters that affect a terminal, or end a string.
 
     Raises:
@@ -52,7 +52,7 @@ def check_names(names: Sequence[str], origin: str) -> None:
             )
 
 
-def read_lines(path: Path, classes: int = 0) -> tuple[str, ...]:
+def read_labels(path: Path, classes: int = 0) -> tuple[str, ...]:
     """Return the lines of a user's file; other line breaks of Unicode may be characters of a recogniser.
 
     Args:
@@ -128,7 +128,7 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.pbtxt").exists() or any(folder.glob("[0-9]*/model.*"))
 
 
-def hidden_models(repository: Path, profile: str) -> set[str]:
+def unused_models(repository: Path, profile: str) -> set[str]:
     """Return the models used only by models that `profile` replaces with others that do not use them.
 
     Configs that cannot be read are skipped; Triton reports them.
@@ -213,7 +213,7 @@ def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
 
 def is_post_processing(backend: str) -> bool:
     """Return whether models of a backend turn a network's outputs into a task's."""
-    return backend in BY_BACKEND and "post_processing" in BY_BACKEND[backend].faces
+    return backend in BY_BACKEND and "post_processing" in BY_BACKEND[backend].entry_points
 
 
 def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
@@ -240,7 +240,7 @@ def thread_budget(
     Raises:
         InvalidConfig: a file is not a ModelConfig, or names a model that does not exist.
     """
-    hidden = hidden_models(repository, profile)
+    hidden = unused_models(repository, profile)
     found = []
     for name, document in configs(repository, profile).items():
         backend = backend_of(repository / name, document)
@@ -249,7 +249,7 @@ def thread_budget(
         config = ModelConfig.from_document({**document, "backend": backend}, repository / name, 1)
         network = config
         if backend in PARTS:
-            names = config.settings(face_of_backend(backend, "settings") or FusedSettings)
+            names = config.settings(entry_point_of_backend(backend, "settings") or FusedSettings)
             network = config.sibling(names.network, names.network_version).replacing(names.of_network)
         count = (instances or {}).get(name, config.cpu_instances)
         if processes := count * len(served_versions(repository / name, document)):

@@ -33,7 +33,7 @@ def parse(text: str) -> Any:
         raise OperationFailed(f"cannot read the config: {error}") from None
 
 
-def write(config: Any, head: str, comments: Mapping[str, str] | None = None) -> str:
+def format_config(config: Any, head: str, comments: Mapping[str, str] | None = None) -> str:
     """Return the text of a new config, with an entry in each line.
 
     Args:
@@ -60,7 +60,7 @@ def rewrite(text: str, wanted: Any) -> str:
         OperationFailed: the text is not a config.
     """
     changed = _edit(text, wanted)
-    return write(wanted, LOST) if changed is None else changed
+    return format_config(wanted, LOST) if changed is None else changed
 
 
 def with_versions(text: str, versions: Sequence[int]) -> str:

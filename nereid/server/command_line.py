@@ -52,7 +52,7 @@ ADDRESSES = (*LISTENING, "metrics-address", "http-port", "grpc-port", "metrics-p
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
+class TritonOptions:
     """Settings of one server: its repository, profile, addresses and access.
 
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
@@ -78,7 +78,7 @@ class ServerOptions:
 
 
 def command(
-    options: ServerOptions,
+    options: TritonOptions,
     triton: Installation,
     backends: Path,
     run_id: str,
@@ -135,7 +135,7 @@ def _python_backends(triton: Installation, prefix: str) -> Iterator[str]:
         yield f"--backend-config={name},thread-pool-size={threads}"
 
 
-def _addresses(options: ServerOptions, sockets: Path | None) -> list[str]:
+def _addresses(options: TritonOptions, sockets: Path | None) -> list[str]:
     names = [field.name for field in fields(Ports)]
     if sockets is None:
         addresses = [f"--{name}-address={options.host}" for name in names]
@@ -145,7 +145,7 @@ def _addresses(options: ServerOptions, sockets: Path | None) -> list[str]:
     return [*(f"--{name}-address={url}" for name, url in urls.items()), f"--grpc-port={GRPC_PORT}"]
 
 
-def _restricted_apis(options: ServerOptions) -> list[str]:
+def _restricted_apis(options: TritonOptions) -> list[str]:
     if not options.token:
         return []
     is_private = options.host in LOOPBACK or options.is_guarded
@@ -184,7 +184,7 @@ def environment(triton: Installation, inherited: Mapping[str, str]) -> dict[str,
     }
 
 
-def check_options(options: ServerOptions) -> None:
+def check_options(options: TritonOptions) -> None:
     """Check options before the server starts.
 
     Raises:

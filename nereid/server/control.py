@@ -92,14 +92,14 @@ class Control:
         """Return the ModelConfig message of a loaded model."""
         return self._request("get_model_config", model).config
 
-    def load(self, model: str, in_use: int = 0) -> None:
+    def load(self, model: str, instance_count: int = 0) -> None:
         """Load a model from disk; versions that have not changed stay loaded.
 
         If its config leaves the number of instances open, the number is fitted to the server's cores. A model
         with bounds keeps its chosen number.
 
         Args:
-            in_use: number of instances to keep instead of fitting it; a repair must not change the number.
+            instance_count: number to keep instead of the one that fits; a repair must not change it.
         """
         record, config = self._record, None
         repository = Path(record.repository)
@@ -114,7 +114,7 @@ class Control:
         if record.cores:
             machine = fitting.Machine(record.cores, available_bytes())
             backends = record.fitted_backends
-            config = fitting.override(repository, record.profile, model, machine, backends, in_use)
+            config = fitting.override(repository, record.profile, model, machine, backends, instance_count)
         self._request("load_model", model, is_load=True, config=config)
 
     def change_instances(self, model: str, count: int) -> None:

@@ -29,15 +29,15 @@ from nereid.client.classifier_errors import is_overload
 from nereid.repository import checksums
 from nereid.repository.fitting import BACKENDS, InstancePlan, Machine, plan_instances
 from nereid.repository.layout import (
-    hidden_models,
     model_folders,
     readable_configs,
     served_steps,
     served_versions,
     steps_of,
+    unused_models,
 )
 from nereid.repository.triton_rules import are_complete, fatal_problem
-from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
+from nereid.server.command_line import LOOPBACK, TritonOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
@@ -50,20 +50,20 @@ RESTORE = "restore the file, or publish it as a new version"
 STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
 
 
-def models_to_load(options: ServerOptions) -> list[str]:
+def models_to_load(options: TritonOptions) -> list[str]:
     """Return the models to load at startup: all that the profile uses."""
-    hidden = hidden_models(options.repository, options.profile)
+    hidden = unused_models(options.repository, options.profile)
     return [folder.name for folder in model_folders(options.repository) if folder.name not in hidden]
 
 
-def unservable_models(options: ServerOptions) -> dict[str, str]:
+def unservable_models(options: TritonOptions) -> dict[str, str]:
     """Return the models that must not be loaded, with the reasons.
 
     Loading them would keep Triton from serving, their instance bounds are invalid, or a file of a published
     version has changed on disk.
     """
     repository, profile = options.repository, options.profile
-    documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
+    documents, hidden = readable_configs(repository, profile), unused_models(repository, profile)
     damage = cache(checksums.damage)
     found = {}
     for name, document in documents.items():
@@ -148,7 +148,7 @@ class EmbeddedServer:
 
     def __init__(
         self,
-        options: ServerOptions,
+        options: TritonOptions,
         run_dir: Path,
         inherited: Mapping[str, str],
         log: Callable[[str], None] = lambda line: None,
@@ -428,7 +428,7 @@ class EmbeddedServer:
             self._reader.join(timeout=5)
 
 
-def image_models(options: ServerOptions) -> list[str]:
+def image_models(options: TritonOptions) -> list[str]:
     """Return the models on disk whose only input is an encoded `image`."""
     documents = readable_configs(options.repository, options.profile)
     inputs = {name: document.get("input", ()) for name, document in documents.items()}

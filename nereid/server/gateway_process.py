@@ -17,7 +17,7 @@ from nereid.base import metrics_page
 from nereid.base.errors import ServerError
 from nereid.base.processes import BackOff
 from nereid.server import run_dir
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import TritonOptions
 from nereid.server.ports import check_ports
 from nereid.server.supervision import health
 from nereid.server.supervision.health import JSON, TEXT, HttpPage
@@ -26,7 +26,7 @@ START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
 # Starts the gateway of a server, which prints its ports to stdout.
-Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
+Launcher = Callable[[TritonOptions], "subprocess.Popen[str]"]
 
 
 class GatewayProcess:
@@ -117,7 +117,7 @@ class GatewayProcess:
 
 @contextlib.contextmanager
 def gateway_of(
-    options: ServerOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
+    options: TritonOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
 ) -> Iterator[GatewayProcess]:
     """Return a guarded server's gateway, not started yet, with a page for Triton's metrics.
 

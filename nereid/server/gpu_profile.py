@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     fix: str
 
 
-def install(major: int) -> str:
+def install_command(major: int) -> str:
     """Return the command that installs the GPU path for a major CUDA release."""
     return f"pip install 'nereid-serving[embedded,{EXTRAS.get(major, EXTRAS[12])}]'"
 
@@ -54,7 +54,7 @@ def version_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class GpuPackages:
     """The packages of the GPU path.
 
     Attributes:
@@ -69,7 +69,7 @@ class Installed:
     has_codec: bool
 
     @classmethod
-    def present(cls) -> "Installed":
+    def present(cls) -> "GpuPackages":
         """Return the packages of this interpreter."""
         versions = {name: version_of(name) for name in CUPY_PACKAGES}
         cupy = [Package(name, version, CUPY_PACKAGES[name]) for name, version in versions.items() if version]
@@ -83,7 +83,7 @@ class Installed:
 
     def problems(self) -> Iterator[Problem]:
         """Yield what the GPU path lacks, the main reason first."""
-        fix = install(self.cuda)
+        fix = install_command(self.cuda)
         if len(self.runtimes) > 1:
             yield conflict(self.runtimes, fix)
         elif self.provider is None:
@@ -132,7 +132,7 @@ def driver_problem(cuda_of_driver: str, driver: str, major: int) -> Problem | No
         return None
     found = f"driver {driver} supports CUDA {cuda_of_driver}, and CuPy is built for CUDA {major}"
     fix = f"install driver {OLDEST_DRIVER.get(major, 'for CUDA ' + str(major))} or later"
-    return Problem(found, f"{fix}, or: {install(supported)}" if supported in EXTRAS else fix)
+    return Problem(found, f"{fix}, or: {install_command(supported)}" if supported in EXTRAS else fix)
 
 
 def capability_problem(name: str, capability: str | None, major: int) -> Problem | None:
@@ -140,7 +140,11 @@ def capability_problem(name: str, capability: str | None, major: int) -> Problem
     oldest = OLDEST_CAPABILITY.get(major, OLDEST_OF_TRITON)
     if capability is None or _numbers(capability) >= _numbers(oldest):
         return None
-    fix = install(12) if _numbers(capability) >= _numbers(OLDEST_OF_TRITON) else "nereid serve --profile cpu"
+    fix = (
+        install_command(12)
+        if _numbers(capability) >= _numbers(OLDEST_OF_TRITON)
+        else "nereid serve --profile cpu"
+    )
     return Problem(f"{name} has compute capability {capability}; expected at least {oldest}", fix)
 
 
@@ -166,7 +170,7 @@ def choose(
     repository: Path,
     environment: Mapping[str, str],
     devices: Path = nvidia_smi.DEVICES,
-    find_packages: Callable[[], Installed] = Installed.present,
+    find_packages: Callable[[], GpuPackages] = GpuPackages.present,
 ) -> Choice:
     """Select `gpu` if a GPU, its packages and its configs are present, else `cpu`.
 

@@ -102,7 +102,7 @@ class InstanceDecider:
         nearest = self.bounds.nearest(sample.instances)
         if nearest != sample.instances:
             return Decision(nearest, f"{sample.instances} is outside of the bounds")
-        return self._more(sample) or self._fewer(sample)
+        return self._scale_up(sample) or self._scale_down(sample)
 
     def changed(self, now_s: float, is_refused: bool = False) -> None:
         """Record that a change has ended, at a time on the samples' clock."""
@@ -116,7 +116,7 @@ class InstanceDecider:
         self._last_s = self._busy_s = 0.0
         self.blocked = ""
 
-    def _more(self, sample: LoadSample) -> Decision | None:
+    def _scale_up(self, sample: LoadSample) -> Decision | None:
         if sample.waiting < WAITING:
             self._waits, self.blocked = [], ""
             return None
@@ -130,7 +130,7 @@ class InstanceDecider:
         seconds = sample.at_s - self._waits[0].at_s
         return Decision(sample.instances + 1, f"{waiting:.1f} requests waited for {seconds:.1f} s")
 
-    def _fewer(self, sample: LoadSample) -> Decision | None:
+    def _scale_down(self, sample: LoadSample) -> Decision | None:
         count, now_s = sample.instances, sample.at_s
         if sample.waiting >= WAITING or count <= self.bounds.low:
             self._quiet_since_s = None

@@ -13,7 +13,7 @@ from nereid.base.errors import WrongUsage
 from nereid.base.metrics_page import render
 from nereid.base.tracing.collector import METRICS, PREFIX, Collector, RecordFile, Traces
 from nereid.base.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
-from nereid.base.tracing.request_lines import request_lines
+from nereid.base.tracing.request_log import request_log_entries
 from nereid.server.run_dir import make_socket_folder, trace_socket
 
 RECORDS_FILE = "records.jsonl"
@@ -82,7 +82,7 @@ def collecting(
 
 def log_requests(records: Sequence[Record], is_kept: bool) -> None:
     """Write a line of JSON for each request of a trace to stderr."""
-    for line in request_lines(records):
+    for line in request_log_entries(records):
         sys.stderr.write(json.dumps({**line, "is_kept": is_kept}, separators=(",", ":")) + "\n")
 
 

@@ -22,14 +22,14 @@ from nereid.base.processes import (
     BackOff,
     MemoryKills,
     ProcessRefusals,
-    allow_open_files,
     in_background,
     on_signals,
+    raise_open_file_limit,
 )
 from nereid.repository.fitting import InstancePlan
 from nereid.repository.layout import describe_threads, output_names, readable_configs, thread_budget
 from nereid.server import request_traces, run_dir
-from nereid.server.command_line import LOOPBACK, ServerOptions
+from nereid.server.command_line import LOOPBACK, TritonOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models, unservable_models
 from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
@@ -100,7 +100,7 @@ class ServeOptions:
         gpu_id: the GPUs to use; empty for all that CUDA can see.
     """
 
-    server: ServerOptions
+    server: TritonOptions
     health_port: int | None = None
     drain_s: float = 0.0
     is_strict: bool = False
@@ -159,7 +159,7 @@ def serve(
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
     """
     signals, health = _Signals(), Health()
-    if 0 <= (most := allow_open_files()) < MIN_OPEN_FILES:
+    if 0 <= (most := raise_open_file_limit()) < MIN_OPEN_FILES:
         raise ServerError(
             f"expected a limit of at least {MIN_OPEN_FILES} open files, got {most}",
             f"ulimit -n {MIN_OPEN_FILES}",
@@ -192,7 +192,7 @@ def serve(
         log("stopped")
 
 
-def _completed(given: ServeOptions) -> ServerOptions:
+def _completed(given: ServeOptions) -> TritonOptions:
     options = given.server
     # Only our commands know a random token, and flags of Triton may name other models.
     allows_incomplete_configs = given.has_open_admin_api or bool(options.token or options.flags)
@@ -212,7 +212,7 @@ class _Service:
     """A supervised server, restarted on the same ports when it exits."""
 
     given: ServeOptions
-    options: ServerOptions
+    options: TritonOptions
     folder: Path
     environment: Mapping[str, str]
     health: Health
@@ -346,7 +346,7 @@ class _Service:
             raise
 
 
-def _check_is_first(options: ServerOptions, environment: Mapping[str, str], health_port: int | None) -> None:
+def _check_is_first(options: TritonOptions, environment: Mapping[str, str], health_port: int | None) -> None:
     wanted = {*asdict(options.ports).values(), health_port}
     for server in run_dir.find_servers(run_dir.root(environment), options.repository):
         if shared := wanted & {*server.all_ports.values()}:
@@ -358,13 +358,13 @@ def _check_is_first(options: ServerOptions, environment: Mapping[str, str], heal
             )
 
 
-def _with_free_ports(options: ServerOptions) -> Ports:
+def _with_free_ports(options: TritonOptions) -> Ports:
     chosen = asdict(options.ports)
     free = iter(free_ports(len(chosen)))
     return Ports(**{name: port or next(free) for name, port in chosen.items()})
 
 
-def _log_threads(options: ServerOptions, fitted: InstancePlan) -> None:
+def _log_threads(options: TritonOptions, fitted: InstancePlan) -> None:
     if fitted.counts:
         log(str(fitted))
     with contextlib.suppress(InvalidConfig):  # Triton's message is better
@@ -384,7 +384,7 @@ def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
     return json.dumps(record.all_ports | ({"not_served": dict(failed)} if failed else {}))
 
 
-def announcement(options: ServerOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
+def announcement(options: TritonOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
     """Return the addresses, a request to try and the models that are not served, as readable text."""
     host = run_dir.reachable(record.host)
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in record.all_ports.items())
@@ -396,7 +396,7 @@ def announcement(options: ServerOptions, record: ServerRecord, failed: Collectio
     return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
 
 
-def _command(options: ServerOptions, models: Collection[str]) -> str:
+def _command(options: TritonOptions, models: Collection[str]) -> str:
     """Return the command that sends an image to one of the models, "" if there is none."""
     configs = readable_configs(options.repository, options.profile)
     for task in TASKS:

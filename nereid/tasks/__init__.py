@@ -22,10 +22,10 @@ DEFAULT: Task = next(task for task in TASKS if task.is_default)
 BY_BACKEND: Mapping[str, Task] = {task.backend.name: task for task in reversed(TASKS) if task.backend}
 
 
-def face_of_backend(backend: str, name: str) -> Any:
-    """Import a face of the task whose models use a backend; None if there is no such task or face."""
+def entry_point_of_backend(backend: str, name: str) -> Any:
+    """Import an entry point of the task whose models use a backend; None if there is none."""
     task = BY_BACKEND.get(backend)
-    return task.face(name) if task else None
+    return task.entry_point(name) if task else None
 
 
 def task_of(outputs: Collection[str]) -> Task | None:
@@ -39,5 +39,5 @@ def outputs_of(outputs: Sequence[str], class_names: Sequence[str] = ()) -> "Task
 
     A model with other outputs is treated as a classifier whose first output holds the scores.
     """
-    result: TaskOutputs = (task_of(outputs) or DEFAULT).face("outputs")(outputs, class_names)
+    result: TaskOutputs = (task_of(outputs) or DEFAULT).entry_point("outputs")(outputs, class_names)
     return result

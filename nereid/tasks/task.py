@@ -28,7 +28,7 @@ class NumberOption:
 
 @dataclass(frozen=True, slots=True)
 class CommandTexts:
-    """Help texts of a task's command; required for a task with the face `view`.
+    """Help texts of a task's command; required for a task with the entry point `view`.
 
     Attributes:
         help: first sentence of the help: what the command does.
@@ -74,7 +74,8 @@ class TaskBackend:
 class Task:
     """One task.
 
-    Triton's stubs import all records, so a record contains only text. Its faces are imported on first use.
+    Triton's stubs import all records, so a record contains only text, and its entry points
+    are imported on first use.
 
     Attributes:
         name: task name in `nereid add --task NAME` and `/v1/models`; also the name of its command.
@@ -89,9 +90,9 @@ class Task:
         extends: name of a task that its models can also do; such a task has no command of its own.
         network: what networks added for it return, for help: `scores of classes`; empty if none can be added.
         is_default: whether models that no other task recognises belong to it.
-        command: texts of its command, `nereid NAME`; None if it has no face `view`.
+        command: texts of its command, `nereid NAME`; None if it has no entry point `view`.
         backend: backend of models that need more than preprocessing and a network; None if not needed.
-        faces: objects imported by other packages, by face name, as `module:NAME` within the task's folder.
+        entry_points: objects that other packages import, by name, as `module:NAME` within the task's folder.
         public: names exported by `import nereid`, by module within the folder.
     """
 
@@ -110,41 +111,41 @@ class Task:
     is_default: bool = False
     command: CommandTexts | None = None
     backend: TaskBackend | None = None
-    faces: Mapping[str, str] = field(default_factory=dict)
+    entry_points: Mapping[str, str] = field(default_factory=dict)
     public: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
         """The name of its folder in `nereid/tasks`."""
-        return self.faces["result"].partition(".")[0]
+        return self.entry_points["result"].partition(".")[0]
 
     @property
     def default_repository(self) -> Path:
         """The default repository of its command."""
         return self.repository or REPOSITORY
 
-    def face(self, name: str) -> Any:
-        """Import a face of the task; None if the task does not have it.
+    def entry_point(self, name: str) -> Any:
+        """Import an entry point of the task; None if the task does not have it.
 
-        The faces, and the packages that import them:
+        The entry points, and the packages that import them:
             outputs: function (names of outputs, class names) -> `TaskOutputs`; backends, drift, comparisons.
             result: `nereid.client.result_kind.ResultKind`; client and gateway.
             client, async_client: subclasses of `ModelClient` and `AsyncModelClient`; command line and drift.
             view: `nereid.cli.image_commands.view.View`: columns and rows of CSV, tables of a terminal, boxes
                 to draw. It is imported when the command runs; JSON comes from the fields of the result.
-            endpoint: `nereid.gateway.endpoint.Endpoint`: the REST answer, its parameters, sample photos, and
-                further operations. `page.js` beside it shows the answer on the gateway's page: it exports a
-                `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
+            endpoint: `nereid.gateway.task_endpoint.Endpoint`: the REST answer, its parameters, sample photos,
+                and further operations. `page.js` beside it shows the answer on the gateway's page: it exports
+                a `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
             claims: function (network outputs by name, for two or more images) -> whether a network of unknown
                 task belongs to this task; `nereid add`. Most tasks recognise a file instead.
             examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
             post_processing: function (config of a model of the backend) ->
-                `nereid.backends.triton.post_processing.LastStep`; backends and checks.
+                `nereid.backends.triton.post_processing.TaskStep`; backends and checks.
             settings: parameters of a model of the backend, like `FusedSettings`; layout of repositories.
             check: function (`nereid.repository.check.Profile`, name of a model) -> verdicts and texts.
             metrics: prefix, labels and families of the backend's metrics; the page about metrics.
             stages: cause and next step, by the stages of its models; `nereid why`.
         """
-        place = self.faces.get(name)
+        place = self.entry_points.get(name)
         return resolve_name(f"nereid.tasks.{place}") if place else None

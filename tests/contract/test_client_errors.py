@@ -15,7 +15,7 @@ EXPECTED = {
     errors.Overloaded: classifier_errors.Overloaded,
     errors.DeadlineExceeded: classifier_errors.TimedOut,
     errors.Unavailable: classifier_errors.Unavailable,
-    errors.Died: classifier_errors.ServerFailed,
+    errors.StubDied: classifier_errors.ServerFailed,
     errors.Cancelled: classifier_errors.ServerFailed,
 }
 

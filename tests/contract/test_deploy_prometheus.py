@@ -13,7 +13,7 @@ from nereid.cli import main as commands
 from nereid.gateway.failures import FAULTS, STATUS
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.v2 import grpc_front, http_front
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import TritonOptions
 from tests import monitoring
 from tests.commands import captured
 from tests.conftest import ROOT
@@ -28,7 +28,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
 ASKED = [*monitoring.asked(), *monitoring.alerting(), *monitoring.runbook_queries()]
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
-METRICS_PORT = ServerOptions().ports.metrics
+METRICS_PORT = TritonOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
 IMAGE_ENDPOINTS = {each.path for each in OPERATIONS if each.task and each.is_limited}
 INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}

@@ -15,7 +15,9 @@ FOLDERS = sorted(path.parent.name for path in Path(nereid.__file__).parent.glob(
 NAMES = {task.name for task in TASKS}
 # Words that are equal to the name of a task, but mean something else, by module.
 OTHER_MEANINGS = {"nereid/client/images.py": {"read"}}  # a method of files
-FACES = [pytest.param(task, face, id=f"{task.name}-{face}") for task in TASKS for face in task.faces]
+ENTRY_POINTS = [
+    pytest.param(task, name, id=f"{task.name}-{name}") for task in TASKS for name in task.entry_points
+]
 
 
 def modules_outside(root: Path) -> list[Path]:
@@ -72,18 +74,18 @@ def test_every_other_meaning_is_still_there(root):
         assert meanings <= {word for _, word in words(root / name)}, name
 
 
-@pytest.mark.parametrize(("task", "face"), FACES)
-def test_every_face_resolves(task: Task, face: str):
-    assert task.face(face) is not None
+@pytest.mark.parametrize(("task", "name"), ENTRY_POINTS)
+def test_every_entry_point_resolves(task: Task, name: str):
+    assert task.entry_point(name) is not None
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_faces_of_a_task_agree(task: Task):
-    result = task.face("result")
+def test_entry_points_of_a_task_agree(task: Task):
+    result = task.entry_point("result")
 
     assert {*result.outputs} <= {*task.outputs}
-    assert task.face("client").kind is task.face("async_client").kind is result
-    assert {*task.face("outputs")(task.outputs, ()).outputs} <= {*task.outputs}
+    assert task.entry_point("client").kind is task.entry_point("async_client").kind is result
+    assert {*task.entry_point("outputs")(task.outputs, ()).outputs} <= {*task.outputs}
     for module, names in task.public.items():
         for name in names:
             assert getattr(nereid, name).__module__ == f"nereid.tasks.{task.name}.{module}"

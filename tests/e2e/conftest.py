@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
-from nereid.repository.layout import hidden_models
-from nereid.server.command_line import ServerOptions
+from nereid.repository.layout import unused_models
+from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
@@ -37,9 +37,9 @@ def group_members(leader: int) -> list[int]:
 
 def start(tmp_path_factory, profile: str, allow_shm: bool = False) -> EmbeddedServer:
     """Build a server of the repository on free ports, with the models a profile leaves out unless asked."""
-    hidden = sorted(hidden_models(REPOSITORY, profile))
+    hidden = sorted(unused_models(REPOSITORY, profile))
     flags = tuple(f"--load-model={name}" for name in hidden)
-    options = ServerOptions(
+    options = TritonOptions(
         profile=profile, ports=Ports(*free_ports(3)), token=TOKEN, allow_shm=allow_shm, flags=flags
     )
     return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ, log=print)
@@ -59,7 +59,7 @@ def both_profiles(tmp_path_factory):
 def text_server(tmp_path_factory):
     """A running server of the text models; it allows shared memory."""
     pytest.importorskip("cv2", reason="opencv is not installed: extra text")
-    options = ServerOptions(TEXT_REPOSITORY, "cpu", ports=Ports(*free_ports(3)), allow_shm=True)
+    options = TritonOptions(TEXT_REPOSITORY, "cpu", ports=Ports(*free_ports(3)), allow_shm=True)
     with EmbeddedServer(options, tmp_path_factory.mktemp("text"), os.environ, log=print) as running:
         yield running
 

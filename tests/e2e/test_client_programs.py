@@ -38,7 +38,8 @@ def test_program_prints_the_class_of_the_photo(words, protocol, root, fused):
 
     best, *others = output_of(root, *words, url(fused, protocol)).splitlines()
 
-    assert best.startswith(("0.95", "0.94"))
+    # v1 gives 0.953; v2 (INT8) 0.948, and 0.920 on a CPU without VNNI.
+    assert 0.9 < float(best.split()[0]) < 1
     assert "espresso (class 967, variant v" in best
     assert len(others) == 2
 

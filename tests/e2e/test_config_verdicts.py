@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nereid.repository.check import check
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import TritonOptions
 from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
@@ -112,7 +112,7 @@ def verdicts(tmp_path_factory):
     for each in check(repository):
         if each.verdict == "fail":
             failures[each.model].append(each.found)
-    options = ServerOptions(repository, ports=Ports(*free_ports(3)), flags=KEEP_SERVING)
+    options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=KEEP_SERVING)
     with EmbeddedServer(options, run, os.environ) as server:
         ready = Control(server.record()).ready_versions()
     return {name: (name in ready, found) for name, found in failures.items()}

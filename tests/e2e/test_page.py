@@ -27,7 +27,7 @@ from nereid.gateway.keys import KeyRing
 from nereid.gateway.settings import Settings
 from nereid.models.rollout import orders, service
 from nereid.models.routes.target import find_route
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
@@ -96,7 +96,7 @@ def gateways(tmp_path_factory):
     add_detector(base)
     key_file = base / "keys.json"
     secrets = store_keys(key_file)
-    options = ServerOptions(repository, "cpu", ports=Ports(*free_ports(3)))
+    options = TritonOptions(repository, "cpu", ports=Ports(*free_ports(3)))
     with EmbeddedServer(options, base, os.environ) as server, ExitStack() as stack:
         record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
         settings = Settings(url=url(server, "http"))
@@ -238,7 +238,9 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
     assert rows.count() == 5
     assert rows.first.locator(".label").inner_text() == "espresso"
     drawn, track = (rows.first.locator(each).bounding_box()["width"] for each in (".fill", ".track"))
-    assert drawn / track == pytest.approx(0.95, abs=0.01)  # 95.3 % with FP32, slightly different with INT8
+    shown = float(rows.first.locator(".score").inner_text().rstrip("\u00a0%")) / 100
+    assert shown > 0.9
+    assert drawn / track == pytest.approx(shown, abs=0.01)
     assert page.locator("#answer .source").inner_text() in {
         f"{name} answered, selected by weight." for name in ("v1", "v2")
     }

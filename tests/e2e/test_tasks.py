@@ -26,7 +26,7 @@ from nereid.base import metrics_page
 from nereid.base.assets import PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.metrics_page import Snapshot
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from tests.classifiers import opened
@@ -72,7 +72,7 @@ def server(request, tmp_path_factory) -> Iterator[EmbeddedServer]:
     # The classifiers are tested in both forms by test_classify.py.
     sources = (REPOSITORY, TEXT_REPOSITORY) if request.param == "cpu" else (TEXT_REPOSITORY,)
     repository = store_tasks(tmp_path_factory.mktemp("tasks"), *DETECTORS[request.param], sources=sources)
-    options = ServerOptions(repository, request.param, ports=Ports(*free_ports(3)), allow_shm=True)
+    options = TritonOptions(repository, request.param, ports=Ports(*free_ports(3)), allow_shm=True)
     with EmbeddedServer(options, tmp_path_factory.mktemp("run"), os.environ) as running:
         yield running
 

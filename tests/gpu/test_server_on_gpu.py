@@ -14,7 +14,7 @@ from tritonclient.http import InferenceServerClient, InferInput
 
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier_errors import RequestRefused
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from nereid.tasks.classify.client import Classifier
@@ -97,7 +97,7 @@ def fused(request, cupy, tmp_path_factory):
     config = repository / "classify_v1" / "configs" / "gpu.pbtxt"
     overlaps = f'parameters {{ key: "overlap_batches" value {{ string_value: "{request.param}" }} }}\n'
     config.write_text(config.read_text() + overlaps)
-    options = ServerOptions(repository=repository, profile="gpu", ports=Ports(*free_ports(3)))
+    options = TritonOptions(repository=repository, profile="gpu", ports=Ports(*free_ports(3)))
     with EmbeddedServer(options, tmp_path_factory.mktemp("run"), os.environ) as running:
         yield running
 

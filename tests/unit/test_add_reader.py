@@ -13,7 +13,7 @@ from nereid.base.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import AddRequest, add
-from nereid.models.publish.examination import Gates
+from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
@@ -30,7 +30,7 @@ pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 
 FINDERS = ("text_detect", "text_direction")
 # These tests compare text: other programs may take the cores meanwhile.
-ANY_SPEED = Gates(max_slowdown=100)
+ANY_SPEED = ExaminationLimits(max_slowdown=100)
 # Reads the characters of bright lines with confidence.
 BRIGHT = TestRecogniser(has_softmax=True, classes=11, characters=tuple("abcdefghi"))
 

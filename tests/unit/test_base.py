@@ -61,7 +61,7 @@ def test_error_survives_as_text(kind, words):
 
 
 @cases(
-    dead=("Stub process 'classify_v1_0_1' is not healthy.", errors.Died),
+    dead=("Stub process 'classify_v1_0_1' is not healthy.", errors.StubDied),
     not_ready=("Failed to execute the request. Model 'nope' is not ready.", errors.Unavailable),
     late=("Request timeout expired", errors.DeadlineExceeded),
     queue=("[request id: 1] Exceeds maximum queue size", errors.Overloaded),

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.cli.main import app
-from nereid.repository.check import check, count
+from nereid.repository.check import check, summarize
 from tests.commands import captured
 from tests.networks import store
 from tests.tables import cases
@@ -145,7 +145,7 @@ def link_labels(repository: Path) -> None:
 
 def test_good_repository_has_no_findings(repository):
     assert findings(repository) == []
-    assert count(repository, check(repository)) == "5 models, 6 versions: 0 notes, 0 failures"
+    assert summarize(repository, check(repository)) == "5 models, 6 versions: 0 notes, 0 failures"
     assert {each.model for each in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
 
 

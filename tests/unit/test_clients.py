@@ -221,9 +221,9 @@ def test_pauses_double_until_the_deadline():
 
     for factor in (1, 2, 4):
         expected = pytest.approx(factor * retry.FIRST_PAUSE_S, rel=retry.JITTER)
-        assert attempts.pause_s(errors.Unreachable("why")) == expected
-    assert attempts.pause_s(errors.Unreachable("why")) is None
-    assert Attempts(Budget(), timeout_s=1e-9).pause_s(errors.Unreachable("why")) is None
+        assert attempts.record_failure(errors.Unreachable("why")) == expected
+    assert attempts.record_failure(errors.Unreachable("why")) is None
+    assert Attempts(Budget(), timeout_s=1e-9).record_failure(errors.Unreachable("why")) is None
 
 
 class Image(bytes):

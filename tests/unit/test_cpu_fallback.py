@@ -13,7 +13,7 @@ from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import add_cpu_fallback
-from nereid.models.publish.examination import Gates
+from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.network import find_network
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.publish.remove import remove
@@ -21,8 +21,8 @@ from nereid.models.rollout.controller import withdrawn
 from nereid.models.rollout.plan import Pair, make_plan
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.explain import explain
-from nereid.models.routes.target import RouteState, find_route, read_state
-from nereid.repository.layout import hidden_models, parameters_of, steps_of
+from nereid.models.routes.target import RouteFile, find_route, read_state
+from nereid.repository.layout import parameters_of, steps_of, unused_models
 from tests.publishing import NET, ROUTE, candidate, edit_route, publish_number, store_published, unchanged
 from tests.routes import document, variant
 from tests.tables import cases
@@ -59,7 +59,7 @@ def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
     assert (repository / COPY / "labels.txt").read_bytes() == labels
     assert not (repository / COPY / "configs").exists()
     for profile in ("", "cpu", "gpu"):
-        assert COPY not in hidden_models(repository, profile)
+        assert COPY not in unused_models(repository, profile)
     with pytest.raises(WrongUsage, match="already has a model 'classify_v1_cpu'; fix: nereid route fallback"):
         add_cpu_fallback(repository, "", None)
 
@@ -209,7 +209,7 @@ def test_withdrawn_candidate_makes_its_control_the_default():
     pair = Pair(("new", "2"), ("old", "1"), "rollout-new")
     started = Rollout(1, make_plan(candidate="new"), pair, 0.1, 0.01, datetime.now(UTC), "me")
 
-    route = withdrawn(started)(RouteState(None, text, (), None)).route
+    route = withdrawn(started)(RouteFile(None, text, (), None)).route
 
     assert (route.default, route.fallbacks) == ("old", ())
 
@@ -219,7 +219,7 @@ def test_next_version_is_like_the_serving_variant(published, tmp_path):
     shutil.copytree(published / "net_v1", published / "net_spare")
     edit_route(published, fallbacks=["spare"], variants=[*variants, variant("spare", "net_spare")])
 
-    gates = Gates(is_change_accepted=True, max_slowdown=100, against=1)
+    gates = ExaminationLimits(is_change_accepted=True, max_slowdown=100, against=1)
     publish(published, NET, candidate(tmp_path, 3), None, gates)
 
     assert [each.name for each in route_of(published, ROUTE).variants] == ["v1", "v2", "spare", "v3"]

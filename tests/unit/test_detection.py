@@ -13,7 +13,7 @@ from nereid.base.errors import InferenceFailed
 from nereid.tasks.detect import detector as detectors
 from nereid.tasks.detect.detector import ObjectFinder, ObjectPair, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head
-from nereid.tasks.detect.layouts import Frame, NetworkOutput
+from nereid.tasks.detect.layouts import InputSize, NetworkOutput
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
@@ -150,7 +150,7 @@ TENSORFLOW_IN_SCOPE.append(matrix(name="model/num_detections:0"))
     tensorflow_in_a_scope=(TENSORFLOW_IN_SCOPE, 0, "tensorflow"),
 )
 def test_certain_heads_are_found(outputs, labels, name):
-    assert find_head(outputs, Frame(640, 640), labels=labels).name == name
+    assert find_head(outputs, InputSize(640, 640), labels=labels).name == name
 
 
 @cases(
@@ -163,7 +163,7 @@ def test_certain_heads_are_found(outputs, labels, name):
 )
 def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
     with pytest.raises(UnknownHead, match=message):
-        find_head(outputs, Frame(640, 640), name)
+        find_head(outputs, InputSize(640, 640), name)
 
 
 @cases(
@@ -173,7 +173,7 @@ def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
 )
 def test_labels_leave_several_heads(outputs, labels, message):
     with pytest.raises(UnknownHead, match=message):
-        find_head(outputs, Frame(640, 640), labels=labels)
+        find_head(outputs, InputSize(640, 640), labels=labels)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])

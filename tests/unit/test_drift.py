@@ -15,14 +15,14 @@ from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.metrics_page import Snapshot
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import Measured, from_traffic
-from nereid.insight.drift.comparison import Target, VariantDrift, compare, why_not
+from nereid.insight.drift.comparison import MonitoredVariant, VariantDrift, compare, why_not
 from nereid.insight.drift.drift_report import agreement, wilson
 from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
 from nereid.insight.drift.recording import History, Slot, growth_of
 from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
 
-TARGET = Target("v1", "net_v1", 1, "7", "net_v1", 1)
+TARGET = MonitoredVariant("v1", "net_v1", 1, "7", "net_v1", 1)
 NOW = 1_000_000.0
 PAGE = """
 nereid_route_confidence_bucket{le="0.1",model_instance="r_0_0",route="r",variant="v1",version="7"} 1
@@ -172,9 +172,9 @@ OTHER = "the reference is of version 1 of 'net_v1', the route serves version "
 
 @cases(
     same=(TARGET, ""),
-    new_variant=(Target("v2", "net_v1", 1, "7"), "the reference does not have this variant"),
-    new_version=(Target("v1", "net_v1", 2, "8"), OTHER + "2"),
-    other_model=(Target("v1", "other", 1, "7"), OTHER + "1"),
+    new_variant=(MonitoredVariant("v2", "net_v1", 1, "7"), "the reference does not have this variant"),
+    new_version=(MonitoredVariant("v1", "net_v1", 2, "8"), OTHER + "2"),
+    other_model=(MonitoredVariant("v1", "other", 1, "7"), OTHER + "1"),
 )
 def test_reference_of_another_model_is_not_used(target, reason):
     found = why_not(target, reference_of(drawn(1)))
@@ -231,7 +231,7 @@ def recorded(seconds: float, measured: Measured) -> History:
 
 def test_traffic_becomes_the_reference():
     """The classes are those of the reference before; a variant without traffic is left out."""
-    targets, lines = [TARGET, Target("v2", "net_v2", 1, "8", "net_v2", 1)], []
+    targets, lines = [TARGET, MonitoredVariant("v2", "net_v2", 1, "8", "net_v2", 1)], []
     created = datetime.datetime.fromtimestamp(NOW - 7200, datetime.UTC)
     old = msgspec.structs.replace(reference_of(drawn(2)), created=created)
 

@@ -16,7 +16,7 @@ from nereid.base.contract import EMBEDDING, SCORES
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.models.add import screen
 from nereid.models.publish.add import AddRequest, add
-from nereid.models.publish.examination import Gates
+from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import publish
 from nereid.repository.check import check
 from nereid.tasks.embed.examination import are_embeddings
@@ -153,7 +153,7 @@ def test_evidence_is_the_length_of_every_vector(rows, expected):
     assert are_embeddings([{"output": np.array([row], np.float32)} for row in rows]) is expected
 
 
-GATES = Gates(max_slowdown=1000)
+GATES = ExaminationLimits(max_slowdown=1000)
 
 
 def test_next_version_is_compared_by_its_angle(tmp_path):

@@ -13,7 +13,7 @@ from nereid.base.contract import EMBEDDING
 from nereid.client.result_kind import Timings
 from nereid.models.publish.examination import ExaminationRequest
 from nereid.tasks import DEFAULT, outputs_of
-from nereid.tasks.embed.examination import ComparedVectors
+from nereid.tasks.embed.examination import VectorExamination
 from nereid.tasks.embed.outputs import EQUAL_DISTANCE, cosine_distances
 from nereid.tasks.embed.result import EMBEDDINGS
 from nereid.tasks.task_outputs import Comparison, Incomparable
@@ -142,4 +142,4 @@ def test_description_of_a_version_decides_its_task():
 
 @cases(one=(1, 8, True), several=(2, 8, False), no_batch=(1, 0, False))
 def test_only_vectors_of_images_are_compared_as_such(outputs, size, expected):
-    assert ComparedVectors.fits(request("embed", outputs, size)) is expected
+    assert VectorExamination.fits(request("embed", outputs, size)) is expected

@@ -16,7 +16,13 @@ import pytest
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.publish import child, examination, examiner
-from nereid.models.publish.examination import ExaminationRequest, Gates, Measurements, Rejected, examine
+from nereid.models.publish.examination import (
+    ExaminationLimits,
+    ExaminationRequest,
+    Measurements,
+    Rejected,
+    examine,
+)
 from nereid.models.publish.examiner import check_headroom, check_memory, is_slower
 from nereid.repository.layout import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
@@ -83,8 +89,8 @@ def make_request(tmp_path):
             preprocess_version=1,
             labels=tmp_path / "labels.txt",
         )
-        limits = {field.name for field in fields(Gates)} & changes.keys()
-        gates = Gates(**GATES | {name: changes.pop(name) for name in limits})
+        limits = {field.name for field in fields(ExaminationLimits)} & changes.keys()
+        gates = ExaminationLimits(**GATES | {name: changes.pop(name) for name in limits})
         return replace(request, gates=gates, **changes)
 
     return question

@@ -135,8 +135,8 @@ def test_other_errors_have_no_fallback(parameters, error):
 def test_request_that_kills_processes_kills_two():
     """It may be the cause of a death; further fallbacks are not risked."""
     world = test_router.World(CHAIN)
-    world.fail("m1", errors.Died("x"))
-    world.fail("m2", errors.Died("x"))
+    world.fail("m1", errors.StubDied("x"))
+    world.fail("m2", errors.StubDied("x"))
 
     assert world.send(test_router.KEY_V2).outcome == "inference failed: x"
     assert world.called == ["m2", "m1"]
@@ -150,7 +150,7 @@ def test_few_possible_causes_go_on():
         world.models["m2"] = lambda: test_router.CAT
         world.now += 0.02
         world.send(test_router.KEY_V2)  # the process was replaced
-        world.fail("m2", errors.Died("x"))
+        world.fail("m2", errors.StubDied("x"))
         outcomes.append(isinstance(world.send(test_router.KEY_V2).outcome, tuple))
     assert outcomes == [True] * MAX_SUSPECTS + [False] * 3
 
@@ -159,7 +159,7 @@ def test_queue_of_a_dead_process_goes_on():
     """Triton answers requests in the queue of a dead process late; the route does not wait for that."""
     world = test_router.World(PATIENT)
     request, finish = test_router.hang_v2(world, test_router.KEY_V2)
-    world.fail("m2", errors.Died("x"))
+    world.fail("m2", errors.StubDied("x"))
     world.send(test_router.KEY_V2)
 
     world.now += 1.0
@@ -282,7 +282,7 @@ def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
     rank=([1, 2, 3, 4], BOX),
 )
 def test_wrong_answer_is_refused(value, output):
-    message = re.escape(f"answer '{output.name}': expected {output.kind}, got ")
+    message = re.escape(f"answer '{output.name}': expected {output.type_and_dims}, got ")
 
     with pytest.raises(errors.InvalidConfig, match=f"^{message}"):
         read_answer({output.name: value}, [output])

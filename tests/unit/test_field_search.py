@@ -15,7 +15,12 @@ from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.check_digits import CHECKSUMS
 from nereid.tasks.read.fields.corrections import CharacterCorrection, NumberReading, read_number
 from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
-from nereid.tasks.read.fields.specification import Format, forms_of, parse_specification, read_specification
+from nereid.tasks.read.fields.specification import (
+    Format,
+    carrier_formats,
+    parse_specification,
+    read_specification,
+)
 from tests.tables import cases, rows
 
 WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
@@ -251,7 +256,7 @@ def test_any_lines_are_answered(lines):
 
 @given(*[st.text(alphabet="0123456789OISBZGQlo ", min_size=1, max_size=20)] * 2)
 def test_a_valid_reading_holds(text, others):
-    read = read_number(text.replace(" ", ""), forms_of(WAYBILL.fields[0]), others=others)
+    read = read_number(text.replace(" ", ""), carrier_formats(WAYBILL.fields[0]), others=others)
 
     if read and read.reading.valid:
         value = read.reading.value

@@ -9,7 +9,14 @@ import pytest
 from nereid.backends.routing.assignment import parse_route
 from nereid.base.assets import REPOSITORY
 from nereid.repository import fitting
-from nereid.repository.fitting import INSTANCE_BYTES, MEMORY_PART, Machine, counts, override, plan_instances
+from nereid.repository.fitting import (
+    INSTANCE_BYTES,
+    MEMORY_PART,
+    Machine,
+    allocate_instances,
+    override,
+    plan_instances,
+)
 from tests.tables import cases
 
 PLENTY = 10**12
@@ -64,8 +71,8 @@ def test_models_without_a_common_caller_share_the_cores():
     documents = {f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}
     wanted = fitting.demands(documents, {})
 
-    assert set(counts(wanted, Machine(16, PLENTY)).counts.values()) == {2}
-    assert set(counts(wanted, Machine(2, PLENTY)).counts.values()) == {1}
+    assert set(allocate_instances(wanted, Machine(16, PLENTY)).counts.values()) == {2}
+    assert set(allocate_instances(wanted, Machine(2, PLENTY)).counts.values()) == {1}
 
 
 def test_shadow_needs_its_part(repository):
@@ -84,11 +91,11 @@ def test_memory_limits_the_instances():
     wanted = {"a": 0.75, "b": 0.25}
     roomy, tight = (Machine(16, int(count * INSTANCE_BYTES / MEMORY_PART)) for count in (24, 6))
 
-    assert counts(wanted, roomy).counts == {"a": 16, "b": 8}
-    short = counts(wanted, tight)
+    assert allocate_instances(wanted, roomy).counts == {"a": 16, "b": 8}
+    short = allocate_instances(wanted, tight)
     assert short.counts == {"a": 4, "b": 2}
     assert str(short) == "instances fitted to 16 core(s) and limited by 0.8 GB of free memory: a 4, b 2"
-    assert counts(wanted, replace(tight, memory_bytes=0)).counts == {"a": 1, "b": 1}
+    assert allocate_instances(wanted, replace(tight, memory_bytes=0)).counts == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, None), (8, None), (16, 2), (64, 8)])

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from nereid.models.publish.examination import ExaminationRequest, NetworkInput, Rejected
-from nereid.tasks.detect.examination import SHOWN, ComparedObjects
+from nereid.tasks.detect.examination import SHOWN, ObjectExamination
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.pictures import save
 from tests.tables import cases
@@ -15,10 +15,10 @@ LEFT, RIGHT, LOWER = ((8.0, 8.0, 24.0, 24.0), (40.0, 8.0, 56.0, 24.0), (12.0, 8.
 
 
 @pytest.fixture(scope="module")
-def found_objects(tmp_path_factory) -> ComparedObjects:
+def found_objects(tmp_path_factory) -> ObjectExamination:
     """The meaning of the outputs of a detector with the default thresholds, 0.25 and 0.45."""
     after = add_detector(tmp_path_factory.mktemp("cars")) / "cars_boxes"
-    return ComparedObjects(ExaminationRequest("cars_network", after, {}, after=after, after_version=1))
+    return ObjectExamination(ExaminationRequest("cars_network", after, {}, after=after, after_version=1))
 
 
 def outputs(*objects) -> dict[str, np.ndarray]:

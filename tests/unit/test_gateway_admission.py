@@ -169,16 +169,16 @@ def test_images_of_a_batch_are_taken_as_debt(clock):
 async def test_keys_share_the_time(before, seconds, expected):
     turns, came = FairQueue(lambda: 1), ""
 
-    async def wait(owner: str) -> None:
+    async def wait(key_id: str) -> None:
         nonlocal came
-        await turns.take(owner)
-        came += owner
-        turns.leave(owner, seconds[owner])
+        await turns.take(key_id)
+        came += key_id
+        turns.leave(key_id, seconds[key_id])
 
-    for owner in before:
-        await wait(owner)
+    for key_id in before:
+        await wait(key_id)
     await turns.take("")
-    tasks = [asyncio.create_task(wait(owner)) for owner in sorted(expected)]
+    tasks = [asyncio.create_task(wait(key_id)) for key_id in sorted(expected)]
     await asyncio.sleep(0)
     turns.leave("")
     await asyncio.gather(*tasks)
@@ -234,7 +234,7 @@ async def test_large_images_go_one_at_a_time(clock):
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
-@cases("options", any={}, large={"work": [LARGE_WORK]}, first_of_a_key={"owner": "a"})
+@cases("options", any={}, large={"work": [LARGE_WORK]}, first_of_a_key={"key_id": "a"})
 @asynchronous
 async def test_request_that_gives_up_frees_its_turn(clock, options):
     admission = Admission(1, clock)
@@ -270,7 +270,7 @@ async def test_key_that_is_alone_uses_all_slots(clock, limit):
     """Another one gets the next slot that is free, and from then on has one left to it for a minute."""
     admission = Admission(limit, clock)
     slots = [await admission.take(9, "a") for _ in range(admission.limit)]
-    waiting = [asyncio.create_task(admission.take(9, owner)) for owner in "aab"]
+    waiting = [asyncio.create_task(admission.take(9, key_id)) for key_id in "aab"]
     await asyncio.sleep(0)
     assert (admission.in_flight, admission.waiting) == (admission.limit, 3)
 
@@ -356,13 +356,13 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
     no_key=([("b", 1.0), ("", 1.0)], sys.maxsize),
 )
 def test_slow_requests_of_a_key_leave_instances_to_others(requests, most, clock):
-    costs, owner = Costs(clock, cores=8), "a" if requests[-1][0] else ""
+    costs, key_id = Costs(clock, cores=8), "a" if requests[-1][0] else ""
     for name, seconds in requests:
         costs.note(name, "m", seconds, 1)
 
-    assert costs.most_in_flight(owner, "m") == most
+    assert costs.most_in_flight(key_id, "m") == most
     clock.now_s += MEMORY_S + 1
-    assert costs.most_in_flight(owner, "m") == sys.maxsize
+    assert costs.most_in_flight(key_id, "m") == sys.maxsize
 
 
 @cases(
@@ -382,7 +382,7 @@ def test_slow_requests_of_a_key_leave_instances_to_others(requests, most, clock)
 def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
     costs = Costs(clock)
 
-    *_, last = [costs.note(owner, "m", *request) for owner, *request in requests]
+    *_, last = [costs.note(key_id, "m", *request) for key_id, *request in requests]
 
     assert (costs.is_costly("a", "m"), last) == (is_costly, debt)
     assert not costs.is_costly("a", "other")

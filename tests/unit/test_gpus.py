@@ -9,7 +9,7 @@ import pytest
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import ServerError
 from nereid.server import nvidia_smi
-from nereid.server.command_line import ServerOptions, command, environment
+from nereid.server.command_line import TritonOptions, command, environment
 from nereid.server.gpu_profile import Choice, Package, check_named_gpus, choose, driver_problem
 from nereid.server.installation import find_installation
 from nereid.server.nvidia_smi import Device, GpuProcess
@@ -252,7 +252,7 @@ def test_server_gets_the_named_gpus():
 @pytest.mark.parametrize(("profile", "pools"), [("gpu_ensemble", 16), ("gpu", 0), ("cpu", 0)])
 def test_only_an_ensemble_gets_memory_for_its_tensors_on_each_gpu(profile, pools, tmp_path):
     """Triton ignores pools of GPUs that CUDA does not show."""
-    words = command(ServerOptions(profile=profile), find_installation({}), tmp_path, "id")
+    words = command(TritonOptions(profile=profile), find_installation({}), tmp_path, "id")
 
     found = [word for word in words if "cuda" in word]
     assert found == [f"--cuda-memory-pool-byte-size={gpu}:536870912" for gpu in range(pools)]

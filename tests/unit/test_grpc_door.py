@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2 as v2
 from loadtest.attack import floods
 from loadtest.attack.attacks import SERVICE, Front
 from loadtest.attack.floods import FLOODS, flood, head, headers, messages
-from nereid.base.http_connection import HttpConnections
+from nereid.base.http_connection import HttpConnectionPool
 from nereid.gateway.http.bounded_protocol import peer_of
 from nereid.gateway.settings import Settings
 from nereid.gateway.tls import http2_context
@@ -45,7 +45,7 @@ LONG = [("grpc.max_send_message_length", -1)]
 @asynccontextmanager
 async def door(settings: Settings = SETTINGS, keep_alive_s: float = 90, tls: ssl.SSLContext | None = None):
     """Serve gRPC on a free port of loopback."""
-    made = gateway(HttpConnections(settings.url), settings, KEYS)
+    made = gateway(HttpConnectionPool(settings.url), settings, KEYS)
     front, opened = GrpcFront(made, keep_alive_s), socket.create_server(LOCAL)
     await front.start(opened, tls)
     try:

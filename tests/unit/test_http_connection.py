@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from nereid.base.http_connection import HttpConnections, HttpResponse
+from nereid.base.http_connection import HttpConnectionPool, HttpResponse
 from tests.tables import rows
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ ONE = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"
 TWO = b"HTTP/1.1 404 Not Found\r\nX: y\r\nContent-Length: 3\r\n\r\ntwo"
 
 
-def served(use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays=True, greeting=b"") -> T:
+def served(use: Callable[[HttpConnectionPool], Awaitable[T]], *pieces: bytes, stays=True, greeting=b"") -> T:
     """Use connections to a server that answers each request with these pieces, one after the other."""
     answering = set[asyncio.Task[None] | None]()
 
@@ -37,7 +37,7 @@ def served(use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays
 
     async def run() -> T:
         async with asyncio.timeout(WATCHDOG_S), await asyncio.start_server(respond, "127.0.0.1", 0) as server:
-            connections = HttpConnections(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            connections = HttpConnectionPool(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
             try:
                 return await use(connections)
             finally:
@@ -47,8 +47,8 @@ def served(use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays
     return asyncio.run(run())
 
 
-async def send(connections: HttpConnections) -> HttpResponse:
-    async with connections.taken() as connection:
+async def send(connections: HttpConnectionPool) -> HttpResponse:
+    async with connections.acquire() as connection:
         return await connection.send([GET])
 
 
@@ -76,8 +76,8 @@ def test_broken_response_is_an_error(piece, error):
 def test_peer_that_speaks_first_is_shown():
     """As a gRPC server does; its bytes may come before the request leaves."""
 
-    async def late(connections: HttpConnections) -> HttpResponse:
-        async with connections.taken() as connection:
+    async def late(connections: HttpConnectionPool) -> HttpResponse:
+        async with connections.acquire() as connection:
             await asyncio.sleep(0.2)
             return await connection.send([GET])
 
@@ -89,8 +89,8 @@ def test_peer_that_speaks_first_is_shown():
 def test_unwanted_response_is_nobodys(pieces):
     """It could be another caller's: the first response stays as it was, and the connection ends."""
 
-    async def twice(connections: HttpConnections) -> list[HttpResponse]:
-        async with connections.taken() as connection:
+    async def twice(connections: HttpConnectionPool) -> list[HttpResponse]:
+        async with connections.acquire() as connection:
             first = await connection.send([GET])
             async with asyncio.timeout(WATCHDOG_S):
                 while connection.is_open:
@@ -102,7 +102,7 @@ def test_unwanted_response_is_nobodys(pieces):
 
 
 def test_cancelled_request_leaves_its_response_to_nobody():
-    async def twice(connections: HttpConnections) -> HttpResponse:
+    async def twice(connections: HttpConnectionPool) -> HttpResponse:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await send(connections)

@@ -9,7 +9,7 @@ from loadtest.attack.image_mutations import mutated_files
 from nereid.base.assets import COFFEE
 from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Limits, open_image
-from nereid.vision.imaging.formats.size import UNKNOWN_WORK, read_size, work
+from nereid.vision.imaging.formats.size import UNKNOWN_WORK, read_header, work
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 
@@ -87,7 +87,7 @@ def test_changed_file_hides_no_pixels():
             width, height = open_image(encoded, Limits()).size_wh
         except InvalidImage:
             continue
-        found, opened = read_size(encoded), opened + 1
+        found, opened = read_header(encoded), opened + 1
         assert found, name
         assert found.size_wh is None or found.size_wh[0] * found.size_wh[1] >= width * height, name
     assert opened > 400

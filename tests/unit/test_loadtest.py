@@ -9,7 +9,15 @@ import pytest
 from loadtest.users.report import Report, Row
 from loadtest.users.thresholds import Limits, Thresholds, compare
 from nereid.insight.tune import load_generator
-from nereid.insight.tune.load_generator import Load, Response, closed_loop, post_request, run, summary, within
+from nereid.insight.tune.load_generator import (
+    LoadResult,
+    Response,
+    closed_loop,
+    post_request,
+    run,
+    summary,
+    within,
+)
 from tests import http_receiver
 from tests.tables import cases
 
@@ -114,7 +122,7 @@ def test_caller_that_ends_with_an_error_is_a_failure(port, requests):
     """A load whose callers ended must not look healthy."""
     load = closed_loop(HOST, 1 if requests == [b""] else port, requests, concurrency=3, seconds=0.1)
 
-    assert load == Load(0.0, 0.0, 0.0, 0.0, 0, 3)
+    assert load == LoadResult(0.0, 0.0, 0.0, 0.0, 0, 3)
 
 
 def test_request_without_a_response_is_a_failure(port, monkeypatch):
@@ -160,5 +168,5 @@ def test_other_process_loads_at_each_concurrency(port, tmp_path):
 def test_summary_counts_successful_responses_only():
     responses = [Response(0.0, 0.010 * number, 200) for number in range(1, 101)] + [Response(0.0, 9.0, 503)]
 
-    assert summary(responses, 2.0, lost=1) == Load(50.0, 500.0, 900.0, 990.0, 100, 2)
-    assert summary([], 2.0) == Load(0.0, 0.0, 0.0, 0.0, 0, 0)
+    assert summary(responses, 2.0, lost=1) == LoadResult(50.0, 500.0, 900.0, 990.0, 100, 2)
+    assert summary([], 2.0) == LoadResult(0.0, 0.0, 0.0, 0.0, 0, 0)

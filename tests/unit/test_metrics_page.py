@@ -86,11 +86,11 @@ cc{a="x"} 16
     without_several=({}, {"a": "y", "b": ("1", "3")}, 10),
     none=({"a": "z"}, {}, 0),
 )
-def test_sums_over_labels(labels, without, total):
+def test_sums_over_labels(labels, excluding, total):
     page = Snapshot.parse(PAGE)
 
-    assert page.total("c", labels, without) == total
-    assert sum(page.sums("c", "b", labels=labels, without=without).values()) == total
+    assert page.total("c", labels, excluding) == total
+    assert sum(page.sums("c", "b", labels=labels, excluding=excluding).values()) == total
     assert page.gauge("c", labels) == (page.total("c", labels) if labels != {"a": "z"} else None)
 
 
@@ -121,7 +121,7 @@ def test_histogram_has_the_growth_of_each_bucket():
 
     assert growth.buckets("h", "a") == {("x",): {1: 0, 2: 2, math.inf: 0}, ("y",): {1: 0, 2: 2, math.inf: 3}}
     assert growth.buckets("h") == {(): {1: 0, 2: 4, math.inf: 3}}
-    assert growth.quantile(0.5, "h", {"a": "x"}) == growth.quantile(0.5, "h", without={"a": "y"}) == 1.5
+    assert growth.quantile(0.5, "h", {"a": "x"}) == growth.quantile(0.5, "h", excluding={"a": "y"}) == 1.5
     assert math.isnan(growth.quantile(0.5, "h", {"a": "z"}))
 
 

@@ -52,7 +52,7 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
     from_file, from_triton = ModelConfig.from_file(folder, 3), config(tmp_path, size_px="4")
 
     # Only the document itself differs: Triton writes integers, protobuf's JSON strings.
-    assert replace(from_file, document={}) == replace(from_triton, document={}, is_first=True)
+    assert replace(from_file, document={}) == replace(from_triton, document={}, is_first_instance=True)
     assert from_file.document == read_pbtxt(folder / "config.pbtxt")
 
 
@@ -140,7 +140,7 @@ def test_first_instance_is_that_of_the_first_group(tmp_path):
 
     found = {name: ModelConfig.from_args(arguments(tmp_path, document, "CPU", name)) for name in names}
 
-    assert {name: config.is_first for name, config in found.items()} == names
+    assert {name: config.is_first_instance for name, config in found.items()} == names
 
 
 SCORES = 'output_map { key: "y" value: "scores" }'

@@ -79,18 +79,18 @@ def test_characters_of_a_recogniser_are_no_labels(found):
 def test_unknown_metadata_is_skipped(properties, files, found):
     metadata = found(properties, files)
 
-    assert (metadata.labels, dict(metadata.noted.parameters), metadata.task) == ((), {}, "")
+    assert (metadata.labels, dict(metadata.exporter_settings.parameters), metadata.task) == ((), {}, "")
 
 
 def test_preprocessing_of_ultralytics(found):
     """A classifier of Ultralytics sees pixels / 255 of the centre, a detector those of a letterbox."""
-    noted = found({"task": "classify", "imgsz": "[224, 224]"}).noted
+    noted = found({"task": "classify", "imgsz": "[224, 224]"}).exporter_settings
 
     assert dict(noted.parameters) == {"resize_shorter_px": "224", "scale": str(1 / 255)}
-    assert found({"task": "segment", "imgsz": "[640, 640]"}).noted.parameters == {}
+    assert found({"task": "segment", "imgsz": "[640, 640]"}).exporter_settings.parameters == {}
     detector = found({"task": "detect", "imgsz": "[480, 640]"})
-    assert (detector.task, detector.noted.parameters["resize"]) == ("detect", "letterbox")
-    assert detector.noted.size == (480, 640)
+    assert (detector.task, detector.exporter_settings.parameters["resize"]) == ("detect", "letterbox")
+    assert detector.exporter_settings.size == (480, 640)
 
 
 SHORTER = {"resize_shorter_px": "248"}
@@ -110,7 +110,7 @@ def test_preprocessing_of_timm(changes, parameters, found):
     """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
     config = {"pretrained_cfg": TIMM["pretrained_cfg"] | changes}
 
-    noted = found({}, {"config.json": json.dumps(config)}).noted
+    noted = found({}, {"config.json": json.dumps(config)}).exporter_settings
 
     numbers = {"interpolation": "bicubic", "mean": "127.5, 102, 76.5", "std": "51, 51, 51"}
     assert noted.parameters == (parameters | numbers if parameters else {})
@@ -164,7 +164,7 @@ LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "
     ),
 )
 def test_preprocessing_of_transformers(config, parameters, size, found):
-    noted = found({}, {"preprocessor_config.json": json.dumps(config)}).noted
+    noted = found({}, {"preprocessor_config.json": json.dumps(config)}).exporter_settings
 
     assert (noted.parameters, noted.size, bool(noted.problem)) == (parameters, size, not parameters)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nereid.backends.triton import overlap
-from nereid.backends.triton.lanes import FusedJob, Lanes, check_overlap
+from nereid.backends.triton.device_streams import DeviceStreams, FusedJob, check_overlap
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
 from nereid.vision.imaging.image_times import ImageTimes
@@ -115,11 +115,11 @@ class Batch:
         self._answered.append(self)
 
 
-def device(seed: int) -> Lanes:
+def device(seed: int) -> DeviceStreams:
     cuda = Cuda(seed)
     decoder = Decoder(cuda)
     network = Doubler(cuda, decoder.tensors)
-    return Lanes(cuda, decoder, network, network.stream, overlap.SLOTS)
+    return DeviceStreams(cuda, decoder, network, network.stream, overlap.SLOTS)
 
 
 def expected(batch: Batch):
@@ -209,7 +209,7 @@ def test_overlap_is_never_ignored():
 
 
 def test_failure_to_open_is_raised():
-    def fail() -> Lanes:
+    def fail() -> DeviceStreams:
         raise ValueError("no graph")
 
     with pytest.raises(ValueError, match="no graph"):

@@ -10,7 +10,7 @@ import pytest
 
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import OperationFailed
-from nereid.models.publish.examination import Gates, Rejected
+from nereid.models.publish.examination import ExaminationLimits, Rejected
 from nereid.models.publish.intake.adaptation import TO_FP16, convert_to_fp16
 from nereid.models.publish.publisher import publish
 from tests.networks import constant, identity, store, written
@@ -18,7 +18,7 @@ from tests.publishing import unchanged
 from tests.tables import cases
 
 NETWORK = "efficientnet_lite0"
-ANY_SPEED = Gates(max_slowdown=100)
+ANY_SPEED = ExaminationLimits(max_slowdown=100)
 
 
 def mixing() -> onnx.ModelProto:
@@ -88,7 +88,9 @@ def test_network_that_fp16_changes_is_rejected(tmp_path):
 
     message = r"tensor '.*' exceeds FP16 on .*: expected numbers up to 65,504; fix: "
     with unchanged(repository), pytest.raises(Rejected, match=message):
-        publish(repository, NETWORK, path, None, Gates(max_slowdown=100, against=1), precision="fp16")
+        publish(
+            repository, NETWORK, path, None, ExaminationLimits(max_slowdown=100, against=1), precision="fp16"
+        )
 
 
 def scale_beyond_fp16(model: onnx.ModelProto) -> None:

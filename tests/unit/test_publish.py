@@ -17,7 +17,7 @@ from nereid.application.exit_codes import reason
 from nereid.backends.routing.assignment import parse_route
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish import engine
+from nereid.models.publish import transaction
 from nereid.models.publish.actions import AddVariant, Install, LoadVersion, Policy, Warm
 from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
@@ -37,8 +37,8 @@ def weights(repository: Path) -> dict[str, float]:
     return {each.name: each.weight for each in route.variants}
 
 
-def events(repository: Path) -> tuple[engine.PublishStep, ...]:
-    with engine.opened_journal(repository) as log:
+def events(repository: Path) -> tuple[transaction.OperationEvent, ...]:
+    with transaction.opened_journal(repository) as log:
         return log.steps.read()
 
 
@@ -287,16 +287,16 @@ def test_rollback_moves_the_default_too(repository, tmp_path):
 def test_operation_that_had_only_begun_is_undone(repository, kind):
     """Without its actions in the journal, nothing was done, and the journal does not claim it: once."""
     before, output = contents(repository), []
-    with engine.locked_repository(repository, None, print) as locked:
+    with transaction.locked_repository(repository, None, print) as locked:
         _, workspace = locked.begin(kind, NET, 2)
         (workspace.staging / "new" / NET / "2").mkdir(parents=True)
 
-    with engine.locked_repository(repository, None, output.append) as locked:
+    with transaction.locked_repository(repository, None, output.append) as locked:
         last = locked.log.steps.read()[-1]
 
     assert output[0].startswith(f"recovery: '{kind} net 2' of ")
     assert (last.event, contents(repository), workspace.staging.exists()) == ("undone", before, False)
-    with engine.locked_repository(repository, None, output.append) as locked:
+    with transaction.locked_repository(repository, None, output.append) as locked:
         assert locked.log.steps.read()[-1] == last
 
 
@@ -321,7 +321,7 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
     """A retirement that was killed before its first step is not finished if the version has traffic now."""
     publish_number(repository, tmp_path, None, 2)
     there = contents(repository / "net_v2")
-    with engine.locked_repository(repository, None, print) as locked:
+    with transaction.locked_repository(repository, None, print) as locked:
         operation, _ = locked.begin("retire", NET, 2)
         installed = Install("net/2", NET, 2), Install("net_v2", "net_v2")
         actions = (*installed, AddVariant(ROUTE, "v2", "net_v2", 0))
@@ -329,7 +329,7 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
     set_weights(repository, v2=50)
 
     output = []
-    with engine.locked_repository(repository, None, output.append) as locked:
+    with transaction.locked_repository(repository, None, output.append) as locked:
         assert locked.log.steps.read()[-1].event == "undone"
 
     message = "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
@@ -344,7 +344,7 @@ def test_damage_before_the_last_line_is_reported_and_ignored(repository, tmp_pat
     path.write_bytes(path.read_bytes().replace(b"begin", b"begim", 1))
     output: list[str] = []
 
-    with engine.locked_repository(repository, None, output.append) as locked:
+    with transaction.locked_repository(repository, None, output.append) as locked:
         assert [step.event for step in locked.log.steps.read()] == ["commit", "done"]
 
     assert output == [f"note: damaged lines of '{path}' are ignored: 1; fix: remove them"]
@@ -374,14 +374,16 @@ def test_journal_of_earlier_releases_is_read(repository):
 def test_staged_files_are_removed_before_the_end_is_written(repository):
     """Staged files are removed first: they may fill the disk that the journal needs."""
 
-    def refuse(step: engine.PublishStep) -> None:
+    def refuse(step: transaction.OperationEvent) -> None:
         raise OSError("full")
 
-    with engine.locked_repository(repository, None, print) as locked:
+    with transaction.locked_repository(repository, None, print) as locked:
         operation, workspace = locked.begin("publish", NET, 2)
         (workspace.staging / "new").mkdir()
         with pytest.raises(OSError, match="full"):
-            engine.OperationJournal(locked.log.folder, locked.log.steps, refuse).write("undone", operation)
+            transaction.OperationJournal(locked.log.folder, locked.log.steps, refuse).write(
+                "undone", operation
+            )
 
     assert not workspace.staging.exists()
 
@@ -415,5 +417,5 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
 def test_repository_on_its_own_mount_is_an_error():
     """A repository on its own mount is refused: staged files could not be renamed into it."""
     refused = pytest.raises(OperationFailed, match=r"'/proc': it is a mount point")
-    with refused, engine.opened_journal(Path("/proc")):
+    with refused, transaction.opened_journal(Path("/proc")):
         pass

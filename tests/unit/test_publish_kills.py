@@ -15,9 +15,9 @@ from nereid.base.errors import OperationFailed
 from nereid.models.publish import actions
 from nereid.models.publish.actions import Install
 from nereid.models.publish.add import AddRequest, add
-from nereid.models.publish.engine import locked_repository, opened_journal
 from nereid.models.publish.publisher import publish, retire
 from nereid.models.publish.remove import remove
+from nereid.models.publish.transaction import locked_repository, opened_journal
 from nereid.models.routes.target import find_route, find_routes, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import FakeServer, Killed, killed_at, running

@@ -12,7 +12,7 @@ from nereid.models.publish.network import copy_pinned_model
 from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
 from nereid.repository.fitting import Machine, plan_instances
-from nereid.repository.layout import Pin, hidden_models, pins, readable_configs, steps_of, thread_budget
+from nereid.repository.layout import Pin, pins, readable_configs, steps_of, thread_budget, unused_models
 from tests.tables import cases
 from tests.unit.test_check import edit
 
@@ -96,8 +96,8 @@ def test_reader_pins_its_recogniser(repository, profile):
 
 def test_networks_in_the_process_are_not_loaded_again(repository):
     """They are models only where the reader sends requests to them."""
-    assert hidden_models(repository, "cpu") == NETWORKS
-    assert hidden_models(repository, "") == set()
+    assert unused_models(repository, "cpu") == NETWORKS
+    assert unused_models(repository, "") == set()
     assert {each.model for each in thread_budget(repository, "cpu")} == {"read_text_v1", "read_waybill_v1"}
     assert {each.model for each in thread_budget(repository, "")} == NETWORKS
 

@@ -68,7 +68,7 @@ STEPS = {"pre": "", "net": ""}
     step_without_a_config=({"e": ensemble("bare"), "e__cpu": FUSED, "bare": None}, {"bare"}),
 )
 def test_hidden_models_are_steps_of_replaced_ensembles(files, hidden, make):
-    assert layout.hidden_models(make(**files), "cpu") == hidden
+    assert layout.unused_models(make(**files), "cpu") == hidden
 
 
 @cases(

@@ -11,7 +11,7 @@ from PIL import Image
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.vision.imaging.decode import Buffers
-from nereid.vision.imaging.resample import FILTERS, Span, build_axis, resample
+from nereid.vision.imaging.resample import FILTERS, ResizeCrop, build_axis, resample
 from tests.pictures import assert_same_levels, noise
 
 PILLOW = {name: Image.Resampling[name.upper()] for name in FILTERS}
@@ -23,8 +23,8 @@ def resampled(pixels, rows, columns):
 
 def resized(pixels, size_wh, filter_name="bilinear", antialias=True):
     (height, width), (wide, high) = pixels.shape[:2], size_wh
-    rows = build_axis(Span(height, high, 0, high), filter_name, antialias)
-    return resampled(pixels, rows, build_axis(Span(width, wide, 0, wide), filter_name, antialias))
+    rows = build_axis(ResizeCrop(height, high, 0, high), filter_name, antialias)
+    return resampled(pixels, rows, build_axis(ResizeCrop(width, wide, 0, wide), filter_name, antialias))
 
 
 def keys(x):
@@ -66,7 +66,7 @@ def test_overshoot_is_cut_off(filter_name, shrink):
     """At an edge, filters with negative lobes exceed 0..255; the levels are clipped."""
     pixels = np.zeros((64, 64, 3), np.uint8)
     pixels[:, 32:], pixels[16:48] = 255, 255 - pixels[16:48]
-    rows = build_axis(Span(64 * shrink, 50, 0, 50), filter_name, shrink=shrink)
+    rows = build_axis(ResizeCrop(64 * shrink, 50, 0, 50), filter_name, shrink=shrink)
 
     levels = resampled(pixels, rows, rows)
 
@@ -85,7 +85,7 @@ def test_estimates_come_closer_than_the_averages_themselves(photo, shrink, filte
     high, wide = int(height / shrink / 1.1), int(width / shrink / 1.1)
     reference = np.asarray(Image.fromarray(full).resize((wide, high), PILLOW[filter_name]), np.float64)
 
-    spans = Span(height, high, 0, high), Span(width, wide, 0, wide)
+    spans = ResizeCrop(height, high, 0, high), ResizeCrop(width, wide, 0, wide)
     estimated = resampled(scaled, *(build_axis(span, filter_name, shrink=shrink) for span in spans))
 
     plain = resized(scaled, (wide, high), filter_name)
@@ -99,7 +99,7 @@ def axes(draw):
     count = draw(st.integers(1, min(700, result - offset)))
     shrink = draw(st.sampled_from([1, 2, 4, 8]))
     options = draw(st.sampled_from(list(FILTERS))), draw(st.booleans()), shrink
-    return Span(source, result, offset, count), options
+    return ResizeCrop(source, result, offset, count), options
 
 
 @settings(max_examples=150, derandomize=True)

@@ -8,7 +8,15 @@ import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
 from nereid.models.rollout import judge
-from nereid.models.rollout.judge import Evidence, Objective, Objectives, Outcome, PairCounts, Step, Tally
+from nereid.models.rollout.judge import (
+    EventLimit,
+    Evidence,
+    Outcome,
+    PairCounts,
+    StepJudge,
+    StepLimits,
+    Tally,
+)
 from tests.tables import cases
 
 BOUNDS = (0.005, 0.01, 0.02, 0.05)
@@ -39,7 +47,7 @@ def test_block_capital_does_not_grow_on_average(margin, against_smaller):
     for base in (0.15, 0.6):
         expected = 0.0
         for mine, other in itertools.product((0, 4), (0, 9)):
-            evidence = Evidence(margin, against_smaller, in_blocks=True)
+            evidence = Evidence(margin, against_smaller, is_in_blocks=True)
             evidence.add(Tally(4, mine), Tally(9, other))
             ours, theirs = base + margin, base
             chance = (ours if mine else 1 - ours) * (theirs if other else 1 - theirs)
@@ -81,18 +89,18 @@ def test_rank_test_is_that_of_scipy():
         one, other = rng.poisson(3, 80).clip(0, 9), rng.poisson(2.6, 130).clip(0, 9)
         counts = [np.bincount(each, minlength=10).tolist() for each in (one, other)]
         expected = stats.mannwhitneyu(one, other, alternative="greater", method="asymptotic").pvalue
-        assert judge.chance_of_slower(*counts) == pytest.approx(expected)
+        assert judge.slower_p_value(*counts) == pytest.approx(expected)
 
 
 def test_split_test_is_that_of_scipy():
     expected = stats.chisquare([130, 870], [100, 900]).pvalue
-    assert judge.chance_of_split(130, 1000, 0.1) == pytest.approx(expected)
+    assert judge.split_p_value(130, 1000, 0.1) == pytest.approx(expected)
 
 
-def objectives(**changed) -> Objectives:
-    values = {"events": (Objective("error", limit=0.2, increase=0.01),), "max_latency_ratio": 1.2}
+def objectives(**changed) -> StepLimits:
+    values = {"events": (EventLimit("error", limit=0.2, increase=0.01),), "max_latency_ratio": 1.2}
     values |= {"risk": 0.01, "miss_risk": 0.01, "min_requests": 100}
-    return Objectives(**values | changed)
+    return StepLimits(**values | changed)
 
 
 def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> PairCounts:
@@ -102,7 +110,7 @@ def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> Pa
 
 
 def test_good_candidate_passes_when_the_step_is_over():
-    step, said = Step(objectives(), 0.5, BOUNDS), []
+    step, said = StepJudge(objectives(), 0.5, BOUNDS), []
     for _ in range(200):
         step.add(look(Tally(50, 0), Tally(50, 0)))
         said.append(step.verdict(is_over=False).reasons[0].split(", ")[-1])
@@ -126,7 +134,7 @@ def test_good_candidate_passes_when_the_step_is_over():
     broken_split=(look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
 )
 def test_verdict_names_what_decided(seen, outcome, words):
-    step = Step(objectives(), 0.5, BOUNDS)
+    step = StepJudge(objectives(), 0.5, BOUNDS)
     step.add(seen)
 
     verdict = step.verdict(is_over=True)
@@ -137,7 +145,7 @@ def test_verdict_names_what_decided(seen, outcome, words):
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
 def test_needed_requests_are_enough_for_an_equal_candidate(share):
-    objective, rng = Objective("error", 0.2, 0.01), np.random.default_rng(5)
+    objective, rng = EventLimit("error", 0.2, 0.01), np.random.default_rng(5)
     total = judge.requests_needed(objective, share, 0.002, 0.01)
     ours = round(total * share)
     passed = 0

@@ -19,7 +19,7 @@ from nereid.models.rollout.controller import at_step, compared, first_step, with
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout, RolloutActive, RolloutEvent, RolloutJournals
 from nereid.models.rollout.service import metrics
-from nereid.models.routes.target import RouteState
+from nereid.models.routes.target import RouteFile
 from tests.http_receiver import receiving
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
 from tests.routes import document, variant
@@ -103,8 +103,8 @@ def started(repository, route=ROUTE):
         yield writer
 
 
-def present(found: Table) -> RouteState:
-    return RouteState(None, format_route(found.route), (), None)
+def present(found: Table) -> RouteFile:
+    return RouteFile(None, format_route(found.route), (), None)
 
 
 def test_sticky_keys_move_only_to_the_candidate():

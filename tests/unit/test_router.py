@@ -414,7 +414,7 @@ def test_trial_that_hangs_opens_the_breaker_again(world):
 
 def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     """The first request that finds a process dead may be the cause; a later one cannot be."""
-    world.fail("m2", errors.Died("x"))
+    world.fail("m2", errors.StubDied("x"))
 
     assert world.send(KEY_V2).outcome == "inference failed: x"
     world.now += 5.0
@@ -424,12 +424,12 @@ def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     world.models["m2"] = lambda: CAT
     world.now += 5.0
     world.send(KEY_V2)
-    world.fail("m2", errors.Died("x"))
+    world.fail("m2", errors.StubDied("x"))
     assert world.send(KEY_V2).outcome == "inference failed: x"
 
 
-def dead(instance: str = "m2_0_0") -> errors.Died:
-    return errors.Died(f"Stub process '{instance}' is not healthy.")
+def dead(instance: str = "m2_0_0") -> errors.StubDied:
+    return errors.StubDied(f"Stub process '{instance}' is not healthy.")
 
 
 @cases(
@@ -507,7 +507,7 @@ def test_queue_of_a_dead_variant_fails_soon():
     """Requests queued at a dead process fail within a second, and none follows until they return."""
     world = World(variants=(V1, replace(V2, deadline_ms=10_000)))
     request, finish = hang_v2(world, KEY_V2)
-    world.fail("m2", errors.Died("x"))
+    world.fail("m2", errors.StubDied("x"))
     world.send(TO_V2)
 
     world.now += 0.9

@@ -10,7 +10,7 @@ import pytest
 from nereid.base import errors
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.processes import available_cores
-from nereid.vision.inference.io_binding import RecordedRuns
+from nereid.vision.inference.io_binding import CudaGraphRuns
 from nereid.vision.inference.run_sizes import ThreadCounts, thread_counts, warm_batch_sizes
 from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, CUDADriverError, CUDARuntimeError, fragile
@@ -195,7 +195,7 @@ def rows(count: int, first: float = 0) -> np.ndarray:
 
 
 def test_results_are_those_of_each_request(session):
-    run = RecordedRuns(np, "cpu", 0)
+    run = CudaGraphRuns(np, "cpu", 0)
     inputs = [rows(count, first) for first, count in enumerate([2, 1, 2, 4, 1, 2])]
 
     results = [run(session, {"x": x}, ["total", "y"], OPTIONS) for x in inputs]
@@ -223,7 +223,7 @@ class Counting:
 
 def test_rows_are_filled_up_to_the_next_size(session):
     counting = Counting()
-    run = RecordedRuns(counting, "cpu", 0, sizes=[4, 1])
+    run = CudaGraphRuns(counting, "cpu", 0, sizes=[4, 1])
 
     for count in (3, 2, 4, 1, 3, 5):
         total, y = run(session, {"x": rows(count, count)}, ["total", "y"], OPTIONS)
@@ -240,14 +240,14 @@ def test_output_without_a_row_for_each_input_is_refused(session):
 
     message = r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"
     with pytest.raises(errors.InferenceFailed, match=message):
-        RecordedRuns(np, "cpu", 0, sizes=[4])(twice, {"x": rows(3)}, ["y"], OPTIONS)
+        CudaGraphRuns(np, "cpu", 0, sizes=[4])(twice, {"x": rows(3)}, ["y"], OPTIONS)
 
-    (y,) = RecordedRuns(np, "cpu", 0)(twice, {"x": rows(3)}, ["y"], OPTIONS)
+    (y,) = CudaGraphRuns(np, "cpu", 0)(twice, {"x": rows(3)}, ["y"], OPTIONS)
     np.testing.assert_array_equal(y, np.concatenate([rows(3), rows(3)]))
 
 
 def test_other_outputs_are_another_recording(session):
-    run = RecordedRuns(np, "cpu", 0)
+    run = CudaGraphRuns(np, "cpu", 0)
 
     (both, one) = (run(session, {"x": rows(2)}, names, OPTIONS) for names in (["y", "total"], ["total"]))
 
@@ -257,7 +257,7 @@ def test_other_outputs_are_another_recording(session):
 
 def test_number_of_recordings_is_limited(session):
     counting = Counting()
-    run = RecordedRuns(counting, "cpu", 0, max_recorded=2)
+    run = CudaGraphRuns(counting, "cpu", 0, max_graphs=2)
 
     for count in (1, 2, 3, 4, 3):
         (y,) = run(session, {"x": rows(count)}, ["y"], OPTIONS)
@@ -267,7 +267,7 @@ def test_number_of_recordings_is_limited(session):
 
 
 def test_parts_of_a_larger_array_are_copied(session):
-    run = RecordedRuns(np, "cpu", 0)
+    run = CudaGraphRuns(np, "cpu", 0)
     wide = np.arange(24, dtype=np.float32).reshape(4, 6)
 
     for _ in range(2):

@@ -20,7 +20,7 @@ from nereid.base.config.server_flags import backend_settings, flag_values
 from nereid.base.errors import ServerError
 from nereid.cli.main import app
 from nereid.server import installation, ports, preflight, run_dir
-from nereid.server.command_line import ServerOptions, environment
+from nereid.server.command_line import TritonOptions, environment
 from nereid.server.embedded_server import unservable_models
 from nereid.server.ports import Ports, check_ports, free_ports
 from nereid.server.run_dir import ServerRecord
@@ -107,7 +107,7 @@ def announced(host: str = "127.0.0.1") -> ServerRecord:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_persons_get_addresses_and_a_request_to_try(host):
-    line = announcement(ServerOptions(REPOSITORY, "cpu"), announced(host))
+    line = announcement(TritonOptions(REPOSITORY, "cpu"), announced(host))
 
     assert line == (
         "ready: http 127.0.0.1:1, grpc 127.0.0.1:2, metrics 127.0.0.1:3, health 127.0.0.1:4; "
@@ -116,10 +116,10 @@ def test_persons_get_addresses_and_a_request_to_try(host):
 
 
 def test_request_to_try_is_for_a_served_model(tmp_path):
-    line = announcement(ServerOptions(REPOSITORY, "cpu"), announced(), {"classify": "why", "dogs": "why"})
+    line = announcement(TritonOptions(REPOSITORY, "cpu"), announced(), {"classify": "why", "dogs": "why"})
     assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
 
-    assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(ServerOptions(tmp_path), announced())
+    assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(TritonOptions(tmp_path), announced())
 
 
 def test_model_that_leaves_its_outputs_to_the_file_is_not_tried(tmp_path):
@@ -127,7 +127,7 @@ def test_model_that_leaves_its_outputs_to_the_file_is_not_tried(tmp_path):
     text = 'backend: "onnxruntime" input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
     (tmp_path / "m" / "config.pbtxt").write_text(text)
 
-    assert "/v2/health/ready;" in announcement(ServerOptions(tmp_path), announced())
+    assert "/v2/health/ready;" in announcement(TritonOptions(tmp_path), announced())
 
 
 @rows(
@@ -341,7 +341,7 @@ def repository(tmp_path):
 
 
 def reasons(repository, profile: str) -> dict[str, str]:
-    return unservable_models(ServerOptions(repository, profile))
+    return unservable_models(TritonOptions(repository, profile))
 
 
 def test_unchanged_versions_are_served(repository):

@@ -14,7 +14,15 @@ from nereid.base.metrics_page import Snapshot
 from nereid.cli.top import view
 from nereid.insight.observe import top
 from nereid.insight.observe.contention import MachineReading
-from nereid.insight.observe.top import GatewayReading, Reading, Top, TopModel, TopServer, TopVariant, measure
+from nereid.insight.observe.top import (
+    GatewayReading,
+    ServerReading,
+    Top,
+    TopModel,
+    TopServer,
+    TopVariant,
+    measure,
+)
 from nereid.server.run_dir import GatewayRecord
 from nereid.server.supervision.process_usage import Usage
 from tests.conftest import ROOT
@@ -51,10 +59,10 @@ def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
     return Usage(Process(pid, pid), name, version, cpu_s, 1000 * pid)
 
 
-def reading(read_s: float, text: str = "", **changed: object) -> Reading:
+def reading(read_s: float, text: str = "", **changed: object) -> ServerReading:
     cores = {0: (int(10 * read_s), int(100 * read_s))}
     machine = MachineReading(cores, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None)
-    plain = Reading(read_s, SERVER, page(text), (), machine, [], {"dogs": ROUTE}, {})
+    plain = ServerReading(read_s, SERVER, page(text), (), machine, [], {"dogs": ROUTE}, {})
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 

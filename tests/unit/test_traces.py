@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from nereid.base.errors import OperationFailed
 from nereid.base.journal import Journal
-from nereid.base.tracing import collector, request_lines
+from nereid.base.tracing import collector, request_log
 from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, RecordFile, Traces, read_records
 from nereid.base.tracing.context import TraceContext, begin, parse
 from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
@@ -92,7 +92,7 @@ MODEL = record("model", "m", "m", "t", 30, 90, about={"batch_size": 2, "core_wai
 
 
 def lines(*records):
-    return list(request_lines.request_lines(records))
+    return list(request_log.request_log_entries(records))
 
 
 def encoded(*records):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
-from nereid.vision.imaging.resample import Span
+from nereid.vision.imaging.resample import ResizeCrop
 from nereid.vision.imaging.transform import DATATYPES, Placement, Transform, make_plan
 from tests.pictures import assert_same_levels, exif, gradient, noise, resize, save
 from tests.tables import rows
@@ -51,16 +51,16 @@ def resized(image, transform, rows_first=True):
 
 @rows(
     # Torchvision: the longer side is int(256 * long / short), the crop begins at round((long - 224) / 2).
-    (SHORTER, (640, 427), Placement(Span(427, 256, 16, 224)), Placement(Span(640, 383, 80, 224))),
-    (SHORTER, (1, 1), Placement(Span(1, 256, 16, 224)), Placement(Span(1, 256, 16, 224))),
-    (SHORTER, (451, 300), Placement(Span(300, 256, 16, 224)), Placement(Span(451, 384, 80, 224))),
-    (SHORTER, (259, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(259, 259, 18, 224))),
+    (SHORTER, (640, 427), Placement(ResizeCrop(427, 256, 16, 224)), Placement(ResizeCrop(640, 383, 80, 224))),
+    (SHORTER, (1, 1), Placement(ResizeCrop(1, 256, 16, 224)), Placement(ResizeCrop(1, 256, 16, 224))),
+    (SHORTER, (451, 300), Placement(ResizeCrop(300, 256, 16, 224)), Placement(ResizeCrop(451, 384, 80, 224))),
+    (SHORTER, (259, 256), Placement(ResizeCrop(256, 256, 16, 224)), Placement(ResizeCrop(259, 259, 18, 224))),
     # Ultralytics: sides are round(side * ratio), at least 1; an odd row of padding goes below.
-    (LETTERBOX, (64, 64), Placement(Span(64, 64, 0, 64)), Placement(Span(64, 64, 0, 64))),
-    (LETTERBOX, (128, 64), Placement(Span(64, 32, 0, 32), 16), Placement(Span(128, 64, 0, 64))),
-    (LETTERBOX, (64, 63), Placement(Span(63, 63, 0, 63), 0), Placement(Span(64, 64, 0, 64))),
-    (LETTERBOX, (10, 20), Placement(Span(20, 64, 0, 64)), Placement(Span(10, 32, 0, 32), 16)),
-    (LETTERBOX, (9_000, 1), Placement(Span(1, 1, 0, 1), 31), Placement(Span(9_000, 64, 0, 64))),
+    (LETTERBOX, (64, 64), Placement(ResizeCrop(64, 64, 0, 64)), Placement(ResizeCrop(64, 64, 0, 64))),
+    (LETTERBOX, (128, 64), Placement(ResizeCrop(64, 32, 0, 32), 16), Placement(ResizeCrop(128, 64, 0, 64))),
+    (LETTERBOX, (64, 63), Placement(ResizeCrop(63, 63, 0, 63), 0), Placement(ResizeCrop(64, 64, 0, 64))),
+    (LETTERBOX, (10, 20), Placement(ResizeCrop(20, 64, 0, 64)), Placement(ResizeCrop(10, 32, 0, 32), 16)),
+    (LETTERBOX, (9_000, 1), Placement(ResizeCrop(1, 1, 0, 1), 31), Placement(ResizeCrop(9_000, 64, 0, 64))),
     ids=str,
 )
 def test_picture_is_placed_as_by_torchvision_and_ultralytics(transform, size_wh, rows, columns):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from nereid.insight.tune import search
-from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.tuning import TuneReport
 from nereid.repository.pbtxt import parse
 from tests.tables import cases
@@ -19,8 +19,8 @@ POINTS = list(search.points(GRID, cores=4))
 OVERHEAD_S = 0.5
 
 
-def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> Load:
-    return Load(rate, p50_ms, p99_ms, p99_ms, 100, 0)
+def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> LoadResult:
+    return LoadResult(rate, p50_ms, p99_ms, p99_ms, 100, 0)
 
 
 def rate_of(candidate: search.Candidate) -> float:
@@ -46,7 +46,7 @@ class Machine:
     def clock(self) -> float:
         return self.now_s
 
-    def measure(self, candidate: search.Candidate, seconds: float) -> dict[int, Load]:
+    def measure(self, candidate: search.Candidate, seconds: float) -> dict[int, LoadResult]:
         self.now_s += OVERHEAD_S + 2 * seconds
         self.measured.append((candidate, seconds, self.now_s))
         if candidate in self.rejects and sum(each == candidate for each, *_ in self.measured) > self.after:

@@ -17,7 +17,7 @@ from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
 from nereid.cli.models import tune as command
 from nereid.insight.tune import tuning
-from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.search import DEFAULT, Duel, Objective
 from nereid.insight.tune.trial import copy_repository
 from nereid.insight.tune.tuning import TuneOptions, TuneReport
@@ -62,7 +62,7 @@ def test_command_line_is_read_as_the_same_options(monkeypatch):
     assert (done.exit_code, [replace(each, images=tuple(each.images)) for each in read]) == (0, [options])
 
 
-LOAD = Load(10.0, 5.0, 5.0, 5.0, 9, 0)
+LOAD = LoadResult(10.0, 5.0, 5.0, 5.0, 9, 0)
 BEST = (("instances", 3),)
 
 

@@ -19,7 +19,7 @@ from nereid.base import files
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.publish import drop_folder, watch
 from nereid.models.publish.candidate import Description, write_description
-from nereid.models.publish.examination import Gates
+from nereid.models.publish.examination import ExaminationLimits
 from nereid.repository.checksums import digest
 from nereid.server.control import NotReached
 from tests.networks import ONE_INSTANCE, identity, store, tensor
@@ -663,7 +663,11 @@ def repository(tmp_path):
 
 def publish_to(repository: Path) -> drop_folder.Publish:
     return watch.publication(
-        repository, lambda: None, Gates(max_slowdown=100, max_memory_ratio=100), 0, lambda line: None
+        repository,
+        lambda: None,
+        ExaminationLimits(max_slowdown=100, max_memory_ratio=100),
+        0,
+        lambda line: None,
     )
 
 
@@ -693,7 +697,9 @@ def test_newest_version_that_was_adapted_is_not_published_again(repository, tmp_
 def test_server_is_looked_up_for_each_publication(repository):
     """The server may have restarted on other ports since the last publication."""
     looks: list[None] = []
-    publish = watch.publication(repository, lambda: looks.append(None), Gates(), 0, lambda line: None)
+    publish = watch.publication(
+        repository, lambda: looks.append(None), ExaminationLimits(), 0, lambda line: None
+    )
     assert looks == []
 
     for _ in range(3):

@@ -4,7 +4,7 @@ import pytest
 
 from nereid.backends.triton.stub_processes import Process
 from nereid.base.control_groups import ControlGroups
-from nereid.base.tracing.request_lines import FIRST_STAGES, LAST_STAGES, in_order
+from nereid.base.tracing.request_log import FIRST_STAGES, LAST_STAGES, in_order
 from nereid.base.units import parse_duration
 from nereid.insight.observe import contention
 from nereid.insight.observe.contention import Contention, Counts, ProcessCounts

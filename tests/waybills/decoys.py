@@ -11,7 +11,7 @@ import numpy as np
 
 from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.shapes import shapes
-from nereid.tasks.read.fields.specification import Form, Format, judge
+from nereid.tasks.read.fields.specification import CarrierFormat, Format, judge
 from tests.waybills import words
 from tests.waybills.numbers import digits, grouped
 from tests.waybills.paper import rectangle
@@ -35,7 +35,7 @@ class Page:
     other: str = ""
 
 
-def page(seed: int, forms: Sequence[Form]) -> Page:
+def page(seed: int, forms: Sequence[CarrierFormat]) -> Page:
     """Return the page of a seed: half of them have other numbers, and one of ten has no tracking number.
 
     Of the pages without one, some have its label and nothing beside it.

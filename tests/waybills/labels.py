@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 
 from nereid.base.assets import TEXT_REPOSITORY
-from nereid.tasks.read.fields.specification import forms_of, read_specification
+from nereid.tasks.read.fields.specification import carrier_formats, read_specification
 from tests.pictures import save
 from tests.waybills import words
 from tests.waybills.decoys import HEIGHT, LEADING, page
@@ -12,7 +12,7 @@ from tests.waybills.generator import Waybill, photo
 from tests.waybills.paper import Paper
 
 FIELDS = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
-FORMS = forms_of(read_specification(FIELDS).fields[0])
+FORMS = carrier_formats(read_specification(FIELDS).fields[0])
 # Carriers and numbers of the collection, as they are written there.
 ROWS = Path(__file__).with_name("collection.txt").read_text().splitlines()[1:]
 COLLECTION = [(row.partition("|")[0], number) for row in ROWS for number in row.split("|")[1:]]

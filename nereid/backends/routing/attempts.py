@@ -26,7 +26,7 @@ from nereid.backends.routing.interfaces import (
     RequestTrace,
     RoutedRequest,
 )
-from nereid.base.errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
+from nereid.base.errors import DeadlineExceeded, ServingError, StubDied, Unavailable, is_fault
 
 
 class BreakerState(IntEnum):
@@ -165,7 +165,7 @@ class AdmittedRequest:
         key: its sticky key, or an empty string.
         is_suspect: whether an instance died while it had the request.
         is_abandoned: whether an attempt continues although its client has disconnected.
-        unanswered: lock that the response waits for while another thread uses the request.
+        response_lock: lock that the response waits for while another thread uses the request.
     """
 
     request: RoutedRequest
@@ -177,7 +177,7 @@ class AdmittedRequest:
     deaths: int = 0
     is_suspect: bool = False
     is_abandoned: bool = False
-    unanswered: Lock = field(default_factory=Lock)
+    response_lock: Lock = field(default_factory=Lock)
 
     def reject(self, error: ServingError) -> None:
         """Send an error to the client, and end the trace with it."""
@@ -217,14 +217,14 @@ class ServedVariant:
 
     def record(self, attempt: "Attempt", error: ServingError | None, now: float) -> None:
         """Record how an attempt ended for its client."""
-        if isinstance(error, Died) and attempt.is_survived:
+        if isinstance(error, StubDied) and attempt.is_survived:
             self.breaker.record(None, now, attempt.is_trial)
             return
         if isinstance(error, Unavailable):
             self.breaker.trip(now)
         else:
             self.breaker.record(attempt.blames_variant(error), now, attempt.is_trial)
-        if error is None or isinstance(error, Died):
+        if error is None or isinstance(error, StubDied):
             self.is_dead = error is not None
 
     def count_late(self, attempt: "Attempt", change: int) -> None:

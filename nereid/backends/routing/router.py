@@ -24,10 +24,10 @@ from nereid.base.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
 from nereid.base.errors import (
     Cancelled,
     DeadlineExceeded,
-    Died,
     InferenceFailed,
     Overloaded,
     ServingError,
+    StubDied,
     Unavailable,
     from_exception,
 )
@@ -202,7 +202,7 @@ class Router:
     def _move_on(self, attempt: Attempt) -> None:
         admitted, queue = attempt.admitted, attempt.queue
         try:
-            error = Died(f"a process of variant '{attempt.variant.name}' has died")
+            error = StubDied(f"a process of variant '{attempt.variant.name}' has died")
             if not self._may_go_on(attempt, error):
                 raise self._final(attempt, error)
         except Exception as raised:
@@ -254,7 +254,7 @@ class Router:
 
         Triton frees a request with its response, so the check must precede the response.
         """
-        with attempt.admitted.unanswered:
+        with attempt.admitted.response_lock:
             with self._lock:
                 is_running = attempt in self._attempts
             if is_running and attempt.admitted.request.is_cancelled():
@@ -302,7 +302,7 @@ class Router:
             try:
                 return attempt, self._run(attempt)
             except Unavailable as error:
-                if isinstance(error, Died) and attempt.is_survived:
+                if isinstance(error, StubDied) and attempt.is_survived:
                     if self._may_try_again(attempt, error):
                         queue.repeat(VariantChoice(attempt.variant, attempt.reason))
                         continue
@@ -312,7 +312,7 @@ class Router:
                     raise self._final(attempt, error) from None
                 queue.retry()
 
-    def _may_try_again(self, attempt: Attempt, error: Died) -> bool:
+    def _may_try_again(self, attempt: Attempt, error: StubDied) -> bool:
         """Return whether to send a request to its variant again, because one of several instances is dead."""
         with self._lock:
             instance = read_unhealthy_instance(str(error))
@@ -343,7 +343,7 @@ class Router:
     @staticmethod
     def _is_suspect(attempt: Attempt, error: Unavailable) -> bool:
         """Return whether a process that could have received the request has since died."""
-        is_new_death = isinstance(error, Died) and not attempt.was_dead
+        is_new_death = isinstance(error, StubDied) and not attempt.was_dead
         return is_new_death and attempt.served.could_have_received(
             attempt, read_unhealthy_instance(str(error))
         )
@@ -392,7 +392,7 @@ class Router:
         except Exception as raised:
             error = from_exception(raised)
         trace.end_attempt(span, error)
-        if isinstance(error, Died):
+        if isinstance(error, StubDied):
             attempt.is_survived = self._is_survived(attempt, error)
         is_late = not self._end(attempt, error)
         with self._lock:
@@ -409,7 +409,7 @@ class Router:
             raise error
         return response
 
-    def _is_survived(self, attempt: Attempt, error: Died) -> bool:
+    def _is_survived(self, attempt: Attempt, error: StubDied) -> bool:
         """Return whether another process may answer: a replacement only if no fallback can."""
         if not (instance := read_unhealthy_instance(str(error))):
             return False
@@ -421,13 +421,13 @@ class Router:
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
         """Record how an attempt ended; return False if that was recorded before."""
         now = self._clock()
-        with attempt.admitted.unanswered, self._lock:
+        with attempt.admitted.response_lock, self._lock:
             if attempt not in self._attempts:
                 return False
             self._attempts.remove(attempt)
             attempt.served.record(attempt, error, now)
             attempt.served.count_late(attempt, is_late)
-            if isinstance(error, Died) and (attempt.has_fallbacks or not attempt.is_survived):
+            if isinstance(error, StubDied) and (attempt.has_fallbacks or not attempt.is_survived):
                 shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:
                 self._budget.succeeded()

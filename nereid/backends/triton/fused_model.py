@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from nereid.backends.triton.lanes import (
+from nereid.backends.triton.device_streams import (
+    DeviceStreams,
     FusedJob,
-    Lanes,
     Stages,
     can_bind,
     check_overlap,
-    open_lanes,
+    open_device_streams,
     open_stream,
 )
 from nereid.backends.triton.metric_reporter import ImageSignals
@@ -64,15 +64,15 @@ class FusedModel:
             config, begins=True, has_one_thread=slots == 1, provider=self._session.provider
         )
         self._input = taken.name
-        self._lanes: Lanes | None = None
+        self._streams: DeviceStreams | None = None
         self._overlap: Overlap | None = None
         if self._session.is_on_stream:
             preprocessor, wanted = self._pipeline.preprocessor, self._post.wanted
-            open_them = partial(open_lanes, preprocessor, self._session, stream, taken.name, wanted)
+            open_them = partial(open_device_streams, preprocessor, self._session, stream, taken.name, wanted)
             if names.overlap_batches:
                 self._overlap = Overlap(open_them, self._session.fail, log_error)
             else:
-                self._lanes = open_them()
+                self._streams = open_them()
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Decode, transform and run the network once for all good images of the batch.
@@ -81,11 +81,11 @@ class FusedModel:
         """
         trace = self._tracer.begin(requests)
         images = [self._post.accept(read_images(request)) for request in requests]
-        if self._lanes is None and self._overlap is None:
+        if self._streams is None and self._overlap is None:
             return self._respond(self._run(images, trace), trace)
         job = FusedJob(images, self._post, trace, self._metrics.ran)
-        if self._lanes:
-            return self._respond(job.outcomes(*self._run_bound(job, self._lanes)), trace)
+        if self._streams:
+            return self._respond(job.outcomes(*self._run_bound(job, self._streams)), trace)
         assert self._overlap
         senders = [request.get_response_sender() for request in requests]
         sent = SentJob(job, senders, lambda outcomes: self._respond(outcomes, trace))
@@ -104,11 +104,11 @@ class FusedModel:
         return [answer(outcome) for outcome in outcomes]
 
     def _run_bound(
-        self, job: FusedJob, lanes: Lanes
+        self, job: FusedJob, streams: DeviceStreams
     ) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
         if self._session.device_failure:
             return DeviceFailed(self._session.device_failure), None
-        outputs, stages = job.run(lanes)
+        outputs, stages = job.run(streams)
         if isinstance(outputs, DeviceFailed):
             self._session.fail(outputs.reason)
         return outputs, stages

@@ -14,7 +14,7 @@ from nereid.backends.triton.metrics import (
     IMAGE_PREFIX,
     SESSION_METRICS,
     SESSION_PREFIX,
-    MetricKind,
+    MetricSpec,
 )
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
@@ -39,7 +39,7 @@ class MetricReporter:
     """
 
     def __init__(
-        self, prefix: str, kinds: Mapping[str, MetricKind], flush_s: float = FLUSH_S, **labels: str
+        self, prefix: str, kinds: Mapping[str, MetricSpec], flush_s: float = FLUSH_S, **labels: str
     ) -> None:
         self._prefix, self._labels, self._flush_s = prefix, labels, flush_s
         self._kinds = {**kinds, **_counters_of_tallies(kinds)}
@@ -80,7 +80,7 @@ class MetricReporter:
                 self._tally((name, ()), self._kinds[name], value)
         self._wake()
 
-    def _tally(self, key: _Key, kind: MetricKind, value: float) -> None:
+    def _tally(self, key: _Key, kind: MetricSpec, value: float) -> None:
         if (tally := self._tallies.get(key)) is None:
             tally = self._tallies[key] = [0.0] * (len(kind.buckets) + 2)
         tally[bisect_left(kind.buckets, value)] += 1
@@ -163,9 +163,9 @@ class MetricReporter:
         return self._series[key]
 
 
-def _counters_of_tallies(kinds: Mapping[str, MetricKind]) -> dict[str, MetricKind]:
+def _counters_of_tallies(kinds: Mapping[str, MetricSpec]) -> dict[str, MetricSpec]:
     return {
-        f"{name}_{part}": MetricKind("COUNTER", about.description)
+        f"{name}_{part}": MetricSpec("COUNTER", about.description)
         for name, about in kinds.items()
         if about.kind == "TALLY"
         for part in ("bucket", "count", "sum")

@@ -6,7 +6,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class MetricKind:
+class MetricSpec:
     """A metric family: Triton's kind, a description, and the upper bounds of a histogram's buckets.
 
     `TALLY` is a histogram whose buckets are counters for Triton. One observation in a `HISTOGRAM` costs a
@@ -23,20 +23,20 @@ class MetricKind:
     labels: tuple[str, ...] = ()
 
 
-def _counter(description: str, labels: str = "") -> MetricKind:
-    return MetricKind("COUNTER", description, (), tuple(labels.split()))
+def _counter(description: str, labels: str = "") -> MetricSpec:
+    return MetricSpec("COUNTER", description, (), tuple(labels.split()))
 
 
-def _gauge(description: str, labels: str = "") -> MetricKind:
-    return MetricKind("GAUGE", description, (), tuple(labels.split()))
+def _gauge(description: str, labels: str = "") -> MetricSpec:
+    return MetricSpec("GAUGE", description, (), tuple(labels.split()))
 
 
-def _histogram(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricKind:
-    return MetricKind("HISTOGRAM", description, buckets, tuple(labels.split()))
+def _histogram(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
+    return MetricSpec("HISTOGRAM", description, buckets, tuple(labels.split()))
 
 
-def _tally(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricKind:
-    return MetricKind("TALLY", description, buckets, tuple(labels.split()))
+def _tally(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
+    return MetricSpec("TALLY", description, buckets, tuple(labels.split()))
 
 
 DURATIONS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
@@ -49,7 +49,7 @@ ROUTE_DURATIONS_S = (
 
 SESSION_PREFIX = "nereid_onnxruntime_"
 SESSION_LABELS = ("model", "version")
-SESSION_METRICS: Mapping[str, MetricKind] = {
+SESSION_METRICS: Mapping[str, MetricSpec] = {
     "run_seconds": _histogram("Duration of one run of the network", DURATIONS_S),
     "batch_size": _histogram("Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
     "rejected_total": _counter("Rejected requests, by the code of the error", "reason"),
@@ -68,7 +68,7 @@ SESSION_METRICS: Mapping[str, MetricKind] = {
 
 ROUTE_PREFIX = "nereid_route_"
 ROUTE_LABELS = ("route", "model_instance")
-ROUTE_METRICS: Mapping[str, MetricKind] = {
+ROUTE_METRICS: Mapping[str, MetricSpec] = {
     "requests_total": _counter(
         "Attempts on a variant, by outcome and reason", "variant version outcome reason"
     ),
@@ -108,7 +108,7 @@ ROUTE_METRICS: Mapping[str, MetricKind] = {
 }
 
 # Signals of the quality of a model, for the comparison with a reference (docs/drift.md).
-ROUTE_QUALITY_METRICS: Mapping[str, MetricKind] = {
+ROUTE_QUALITY_METRICS: Mapping[str, MetricSpec] = {
     "confidence": _tally(
         "Probability of the best class or object, or the mean of the lines of text, 0 to 1",
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999),
@@ -131,7 +131,7 @@ ROUTE_QUALITY_METRICS: Mapping[str, MetricKind] = {
 
 IMAGE_PREFIX = "nereid_image_"
 IMAGE_LABELS = ("model", "version")
-IMAGE_METRICS: Mapping[str, MetricKind] = {
+IMAGE_METRICS: Mapping[str, MetricSpec] = {
     "brightness": _tally(
         "Mean luma of the network's input, 0 to 1", tuple(step / 20 for step in range(1, 20))
     ),

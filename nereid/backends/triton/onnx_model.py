@@ -58,7 +58,7 @@ def open_session(
     instances = None if network is config else config.cpu_instances
     session = Session.from_config(network, backend_settings(), instances, _events(config, metrics), stream)
     metrics.opened(session.provider, time.perf_counter() - start)
-    if config.is_first:
+    if config.is_first_instance:
         log_info(f"'{config.name}' version {config.version}: {session}")
     return session, metrics
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from nereid.backends.triton.lanes import Lanes, Stages
+from nereid.backends.triton.device_streams import DeviceStreams, Stages
 from nereid.base.errors import DeviceFailed, ServingError, from_exception
 from nereid.vision.imaging.image_times import ImageTimes
 
@@ -130,14 +130,14 @@ class Overlap:
     device memory.
 
     Args:
-        open_lanes: opens the device side; called once, by the thread that uses it.
+        open_device_streams: opens the device side; called once, by the thread that uses it.
         device_failed: receives the reason after which every batch fails.
         log: receives a line for each defect of this program that only the log can report.
     """
 
     def __init__(
         self,
-        open_lanes: Callable[[], Lanes],
+        open_device_streams: Callable[[], DeviceStreams],
         device_failed: Callable[[str], None],
         log: Callable[[str], None] = print,
     ) -> None:
@@ -150,16 +150,16 @@ class Overlap:
         self._errors: list[ServingError | None] = [None] * SLOTS
         self._rows = [0] * SLOTS
         self._device_failed, self._failure, self._log = device_failed, "", log
-        opened: SimpleQueue[Lanes | Exception] = SimpleQueue()
+        opened: SimpleQueue[DeviceStreams | Exception] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run_device, args=(open_lanes, opened), daemon=True),
+            threading.Thread(target=self._run_device, args=(open_device_streams, opened), daemon=True),
             threading.Thread(target=self._run_answers, daemon=True),
         ]
         self._threads[0].start()
         found = opened.get()
         if isinstance(found, Exception):
             raise found
-        self._lanes = found
+        self._streams = found
         self._threads[1].start()
 
     def submit(self, job: BatchJob) -> None:
@@ -188,20 +188,24 @@ class Overlap:
                 self._commands.put(command)
         self._lock.notify_all()
 
-    def _run_device(self, open_lanes: Callable[[], Lanes], opened: "SimpleQueue[Lanes | Exception]") -> None:
+    def _run_device(
+        self,
+        open_device_streams: Callable[[], DeviceStreams],
+        opened: "SimpleQueue[DeviceStreams | Exception]",
+    ) -> None:
         try:
-            lanes = open_lanes()
+            streams = open_device_streams()
         except Exception as error:
             opened.put(error)
             return
-        opened.put(lanes)
+        opened.put(streams)
         while (command := self._commands.get()) is not None:
             if isinstance(command, Decode):
-                self._decode(lanes, command)
+                self._decode(streams, command)
             elif isinstance(command, Compute):
-                self._compute(lanes, command)
+                self._compute(streams, command)
 
-    def _decode(self, lanes: Lanes, command: Decode) -> None:
+    def _decode(self, streams: DeviceStreams, command: Decode) -> None:
         slot = command.slot
         with self._lock:
             job = self._submitted.pop(command.batch)
@@ -211,7 +215,7 @@ class Overlap:
         try:
             if self._failure:
                 raise DeviceFailed(self._failure)
-            errors, times = lanes.decode(slot, job.images)
+            errors, times = streams.decode(slot, job.images)
             job.prepared(errors, times)
             rows = 0 if all(errors) else len(errors)
         except Exception as error:  # a failed batch must not end the thread
@@ -220,9 +224,9 @@ class Overlap:
         with self._lock:
             self._execute(self._slots.decoded(slot, rows))
 
-    def _compute(self, lanes: Lanes, command: Compute) -> None:
+    def _compute(self, streams: DeviceStreams, command: Compute) -> None:
         try:
-            lanes.compute(command.slot, command.rows)
+            streams.compute(command.slot, command.rows)
         except Exception as error:  # a failed batch must not end the thread
             self._failed(command.slot, error)
         with self._lock:
@@ -244,7 +248,7 @@ class Overlap:
         stages: Stages | None = None
         try:
             if self._rows[slot] and self._errors[slot] is None:
-                outputs, stages = self._lanes.wait(slot)
+                outputs, stages = self._streams.wait(slot)
         except Exception as error:
             self._failed(slot, error)
         failed, self._jobs[slot] = self._errors[slot], None

@@ -8,7 +8,7 @@ import numpy as np
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.contract import IMAGE
 from nereid.base.errors import InvalidConfig, InvalidRequest, ServingError, from_exception
-from nereid.tasks import BY_BACKEND, face_of_backend
+from nereid.tasks import BY_BACKEND, entry_point_of_backend
 from nereid.vision.imaging.pipeline import Batch
 
 Images: TypeAlias = Sequence[bytes] | ServingError
@@ -123,7 +123,7 @@ def find_step(config: ModelConfig) -> TaskStep | None:
     Raises:
         InvalidConfig: the config is invalid.
     """
-    open_step: Callable[[ModelConfig], TaskStep] | None = face_of_backend(
+    open_step: Callable[[ModelConfig], TaskStep] | None = entry_point_of_backend(
         config.document.get("backend", ""), "post_processing"
     )
     return open_step(config) if open_step else None
@@ -140,7 +140,9 @@ def open_post_processing(config: ModelConfig, names: FusedSettings, network: Mod
     after = config.sibling(names.after, names.after_version)
     if step := find_step(after):
         return StepPerImage(config, network, after, step)
-    backends = " or ".join(name for name, task in BY_BACKEND.items() if "post_processing" in task.faces)
+    backends = " or ".join(
+        name for name, task in BY_BACKEND.items() if "post_processing" in task.entry_points
+    )
     raise InvalidConfig(
         f"model '{config.name}', after: expected a model of backend {backends}, "
         f"got '{names.after}' of backend '{after.document.get('backend', '')}'"

@@ -49,7 +49,7 @@ class ModelConfig:
 
     `folder` is the model's folder in the repository and `version` the numbered folder inside it. `parameters`
     holds the config's parameters as plain strings; `document` is the whole config, with protobuf field names.
-    `device_kind` (CPU, GPU, MODEL), `device_id` and `is_first` describe the instance.
+    `device_kind` (CPU, GPU, MODEL), `device_id` and `is_first_instance` describe the instance.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ModelConfig:
     document: Mapping[str, Any]
     device_kind: str = "CPU"
     device_id: int = 0
-    is_first: bool = True
+    is_first_instance: bool = True
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], may_use_gpu: bool = False) -> "ModelConfig":
@@ -75,7 +75,9 @@ class ModelConfig:
         folder, version = Path(args["model_repository"]), int(args["model_version"])
         config = cls.from_document(json.loads(args["model_config"]), folder, version, kind, device_id)
         groups = config.document.get("instance_group") or [{}]
-        config = replace(config, is_first=args["model_instance_name"] == f"{groups[0].get('name')}_0")
+        config = replace(
+            config, is_first_instance=args["model_instance_name"] == f"{groups[0].get('name')}_0"
+        )
         fitted = backend_settings(server_command_line(), FITTED_INSTANCES).get(config.name)
         if fitted and kind == "CPU":  # more instances will follow
             config = config.with_instances(max(config.cpu_instances, int(fitted)))

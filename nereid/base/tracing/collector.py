@@ -61,12 +61,12 @@ _decode_head = msgspec.json.Decoder(RecordHead).decode
 class _Trace:
     """The records of one trace in order of arrival, and when the last one arrived, in seconds.
 
-    `is_first` marks a server failure or slow request; `is_wanted` any other reason to keep the trace.
+    `has_priority` marks a server failure or slow request; `is_wanted` any other reason to keep the trace.
     """
 
     seen_s: float
     records: list[bytes] = field(default_factory=list)
-    is_first: bool = False
+    has_priority: bool = False
     is_wanted: bool = False
 
 
@@ -135,7 +135,7 @@ class Traces:
             trace = _Trace(now_s, is_wanted=name in self._kept_ids)
         trace.seen_s = now_s
         trace.records.append(record)
-        trace.is_first |= head.keep == SERVER
+        trace.has_priority |= head.keep == SERVER
         trace.is_wanted |= head.sampled or bool(head.keep)
         if len(trace.records) >= MAX_RECORDS:
             self._finish(name, trace, now_s)
@@ -143,7 +143,7 @@ class Traces:
         (self._rooted if is_rooted else self._open)[name] = trace
 
     def _finish(self, name: str, trace: _Trace, now_s: float) -> None:
-        is_kept = (trace.is_first or trace.is_wanted) and self._may_keep(name, trace, now_s)
+        is_kept = (trace.has_priority or trace.is_wanted) and self._may_keep(name, trace, now_s)
         if not (is_kept or self._complete):
             return
         records = [json.loads(record) for record in trace.records]
@@ -157,7 +157,7 @@ class Traces:
         is_late = name in self._kept_ids and len(trace.records) < MAX_RECORDS
         self._tokens = min(MAX_KEPT_PER_S, self._tokens + (now_s - self._refilled_s) * MAX_KEPT_PER_S)
         self._refilled_s = now_s
-        if not is_late and self._tokens < (1 if trace.is_first else MAX_KEPT_PER_S / 2):
+        if not is_late and self._tokens < (1 if trace.has_priority else MAX_KEPT_PER_S / 2):
             self.over_limit += 1
             return False
         self._tokens -= 0 if is_late else max(1, len(trace.records) // 4)

@@ -171,14 +171,14 @@ def failed(error: object) -> Record:
     return {"error": shortened(str(error), MAX_ERROR_LENGTH)} if error else {}
 
 
-def kept(is_first: bool, is_wanted: bool) -> Record:
+def kept(has_priority: bool, is_wanted: bool) -> Record:
     """Return why a trace is kept, if it is.
 
     Args:
-        is_first: the server failed or was slow.
+        has_priority: the server failed or was slow.
         is_wanted: there is another reason, such as the caller's fault.
     """
-    return {"keep": SERVER if is_first else CALLER} if is_first or is_wanted else {}
+    return {"keep": SERVER if has_priority else CALLER} if has_priority or is_wanted else {}
 
 
 def span(context: TraceContext, parent: str, name: str, begin_ns: int, end_ns: int) -> Record:

@@ -77,7 +77,7 @@ def image_command(task: Task, texts: CommandTexts) -> Callable[..., None]:
 
     def command(context: typer.Context, **values: Any) -> None:
         numbers = {number.argument: values.pop(number.name) for number in texts.numbers}
-        run(context, task, Wanted(**values), numbers)
+        run(context, task, ImageCommandOptions(**values), numbers)
 
     options = {"context": (typer.Context, inspect.Parameter.empty)} | _options(task, texts)
     parameters = [
@@ -129,7 +129,7 @@ def _options(task: Task, texts: CommandTexts) -> dict[str, tuple[Any, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImageCommandOptions:
     """The options of one call of a command, as typed."""
 
     images: list[Path] | None
@@ -166,7 +166,7 @@ class Wanted:
         return chosen[0] if chosen else "table"
 
 
-def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str, int]) -> None:
+def run(context: typer.Context, task: Task, wanted: ImageCommandOptions, options: Mapping[str, int]) -> None:
     """Send images to a server and print the outcomes; `options` are those of each request.
 
     Raises:
@@ -182,7 +182,7 @@ def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str
     arrivals = outcomes.arrivals_in(watch, more) if watch else None
     with invalid_values():
         paths = collect(wanted.images or [], more)
-    view = task.face("view")
+    view = task.entry_point("view")
     savers = _savers(wanted, view, 0 if watch else len(paths))
     client = _connect(context, task, wanted)
     failed = 0
@@ -196,7 +196,7 @@ def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str
         raise OperationFailed(f"{failed} of {len(paths)} images could not be {task.past}")
 
 
-def _savers(wanted: Wanted, view: "View", images: int) -> list[Callable[[Path, Any], None]]:
+def _savers(wanted: ImageCommandOptions, view: "View", images: int) -> list[Callable[[Path, Any], None]]:
     """Return what writes the files of `--draw` and `--pdf`.
 
     Raises:
@@ -232,7 +232,7 @@ def _savers(wanted: Wanted, view: "View", images: int) -> list[Callable[[Path, A
     return savers
 
 
-def _connect(context: typer.Context, task: Task, wanted: Wanted) -> Any:
+def _connect(context: typer.Context, task: Task, wanted: ImageCommandOptions) -> Any:
     """Return the client of the named server, or of the running server of the repository."""
     from nereid.client.request import DEFAULT_PORTS
 
@@ -242,7 +242,7 @@ def _connect(context: typer.Context, task: Task, wanted: Wanted) -> Any:
         running = find_server(context, wanted.repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
     try:
-        return task.face("client")(
+        return task.entry_point("client")(
             url,
             protocol,
             model,

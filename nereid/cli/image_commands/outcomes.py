@@ -79,7 +79,7 @@ class Outcomes:
             task = progress.add_task(label, total=len(images))
             failed = 0
             for outcome in self.infer_many(images):
-                failed += self._is_failure(outcome)
+                failed += self._print_and_save(outcome)
                 progress.advance(task)
         return failed
 
@@ -89,10 +89,10 @@ class Outcomes:
         show_progress(f"watching {folder}")
         for _ in changes(folder, SETTLE_S / 2, False, stop, show_progress):
             for outcome in self.infer_many(arrivals.step()):
-                self._is_failure(outcome)
+                self._print_and_save(outcome)
         show_progress("stopped")
 
-    def _is_failure(self, outcome: Outcome) -> bool:
+    def _print_and_save(self, outcome: Outcome) -> bool:
         """Print and draw an outcome; returns whether it is a failure, which goes to stderr, too."""
         # A file name may hold bytes that are not text.
         name = os.fsencode(outcome.image).decode(errors="replace")

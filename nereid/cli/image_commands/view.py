@@ -1,4 +1,4 @@
-"""What a task shows of its results: the face `view` of the tasks that have a command."""
+"""What a task shows of its results: the entry point `view` of the tasks that have a command."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

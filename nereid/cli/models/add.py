@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.application.chosen_models import own_repository
+from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.base.units import format_bytes, format_ms
@@ -222,7 +222,7 @@ def add(
             if number is not None
         },
     )
-    record, units = find_server(context, own_repository(repository)), list[str]()
+    record, units = find_server(context, changeable_repository(repository)), list[str]()
 
     def confirm(proposal: "AddProposal") -> bool:
         units.append(proposal.intake.input.unit)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nereid.application.chosen_models import own_repository
+from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import invalid_values
 from nereid.base.units import parse_share
@@ -85,9 +85,9 @@ def publish(
     """
     from nereid.cli.options import collect
     from nereid.models.publish import publisher
-    from nereid.models.publish.examination import Gates
+    from nereid.models.publish.examination import ExaminationLimits
 
-    gates = Gates(
+    gates = ExaminationLimits(
         tolerance=tolerance,
         is_change_accepted=accept_change,
         max_slowdown=max_slowdown,
@@ -97,7 +97,7 @@ def publish(
     if images:
         with invalid_values():
             gates = replace(gates, images=tuple(collect(images)))
-    record = find_server(context, own_repository(repository))
+    record = find_server(context, changeable_repository(repository))
     done = publisher.publish(repository, model, source, record, gates, share, show_progress, precision)
     print(done.line(record))
 
@@ -106,7 +106,9 @@ def rollback(context: typer.Context, model: Model, repository: Repository = REPO
     """Move all traffic away from a model's newest version immediately; the version stays loaded."""
     from nereid.models.publish import publisher
 
-    for line in publisher.rollback(repository, model, find_server(context, own_repository(repository))):
+    for line in publisher.rollback(
+        repository, model, find_server(context, changeable_repository(repository))
+    ):
         print(line)
 
 
@@ -120,7 +122,7 @@ def retire(
     from nereid.models.publish import publisher
 
     publisher.retire(
-        repository, model, version, find_server(context, own_repository(repository)), show_progress
+        repository, model, version, find_server(context, changeable_repository(repository)), show_progress
     )
     print(f"{model} {version}: retired")
 
@@ -161,17 +163,21 @@ def watch(
     stay in place.
     """
     from nereid.models.publish import watch as watching
-    from nereid.models.publish.examination import Gates
+    from nereid.models.publish.examination import ExaminationLimits
 
     watching.check(folder, repository, model, share)
-    gates = Gates(
+    gates = ExaminationLimits(
         tolerance=tolerance,
         is_change_accepted=accept_change,
         max_slowdown=max_slowdown,
         max_memory_ratio=max_memory,
     )
     publishing = watching.publication(
-        repository, lambda: find_server(context, own_repository(repository)), gates, share, show_progress
+        repository,
+        lambda: find_server(context, changeable_repository(repository)),
+        gates,
+        share,
+        show_progress,
     )
     terms = f"{model} {tolerance} {accept_change} {max_slowdown} {max_memory}"
     staging = watching.staging_for(folder, repository)

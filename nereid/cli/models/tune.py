@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nereid.application.chosen_models import own_repository
+from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, invalid_values
 from nereid.cli.options import Repository, complete_model, complete_profile, environment, show_progress
 from nereid.cli.tables import console
-from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, check_options
+from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions, check_options
 
 if TYPE_CHECKING:
     from nereid.insight.tune.tuning import TuneOptions, TuneReport
@@ -82,10 +82,10 @@ def tune(
     from nereid.insight.tune import tuning
 
     with invalid_values():
-        check_options(ServerOptions(repository, profile))
+        check_options(TritonOptions(repository, profile))
         values = tuning.concurrencies(concurrency) or tuning.CONCURRENCIES
     options = tuning.TuneOptions(
-        repository if dry_run else own_repository(repository),
+        repository if dry_run else changeable_repository(repository),
         model,
         profile,
         objective,

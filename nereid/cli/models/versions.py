@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nereid.application.chosen_models import own_repository
+from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.base.units import format_bytes
@@ -31,7 +31,7 @@ def remove(
     """Remove a model from the server and the repository; for a route, also the models behind it."""
     from nereid.models.publish import remove as removal
 
-    record = find_server(context, own_repository(repository))
+    record = find_server(context, changeable_repository(repository))
     names = removal.find_parts(repository, model).models or (model,)
     if not yes:
         if not sys.stdin.isatty():
@@ -47,7 +47,7 @@ def reload(context: typer.Context, model: Model, repository: Repository = REPOSI
     """Reload a model after you edit its config or files, without interrupting its requests."""
     from nereid.models.publish import remove as removal
 
-    record = find_server(context, own_repository(repository))
+    record = find_server(context, changeable_repository(repository))
     if record is None:
         raise no_server(repository)
     removal.reload(repository, model, record)

@@ -17,9 +17,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from nereid import tasks
-from nereid.base.http_connection import HttpConnections
+from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.request import CONCURRENCY, check_arguments
-from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, failure_response, json_response
 from nereid.gateway.http.middleware import RequestMiddleware
@@ -29,6 +28,7 @@ from nereid.gateway.keys import KeyRing, check_ring
 from nereid.gateway.models import Models, ModelSource
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build
+from nereid.gateway.task_endpoint import Operation
 from nereid.gateway.v2 import http_front
 from nereid.gateway.workers import SharedState
 from nereid.tasks import DEFAULT, TASKS
@@ -141,7 +141,7 @@ def create_gateway(
     """
     check_ring(keys, settings)
     check_arguments(settings.url, "http", CONCURRENCY, None)
-    return build(settings, keys, Models(settings.model, source, HttpConnections(settings.url)), shared)
+    return build(settings, keys, Models(settings.model, source, HttpConnectionPool(settings.url)), shared)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

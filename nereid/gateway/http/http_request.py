@@ -115,7 +115,7 @@ class GatewayRequest:
                 )
 
     @property
-    def owner(self) -> str:
+    def key_id(self) -> str:
         """The id of the key; empty without a key."""
         return self.key.id if self.key else ""
 

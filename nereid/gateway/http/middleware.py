@@ -20,7 +20,7 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway
 
 if TYPE_CHECKING:
-    from nereid.gateway.endpoint import Operation
+    from nereid.gateway.task_endpoint import Operation
 
 log = logging.getLogger("nereid.gateway")
 # One line of JSON per request.

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import STATUS, Code, ErrorAnswer
 from nereid.gateway.http.upload import FORM, JSON, ImageBody
+from nereid.gateway.task_endpoint import Operation
 
 _TEXT = {"type": "string"}
 _NAME = {"description": "Name of a model, from /v1/models.", "schema": _TEXT}

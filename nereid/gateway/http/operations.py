@@ -5,17 +5,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nereid.gateway.endpoint import BODY_ERRORS, ONE_IMAGE, Operation, operations_of
-from nereid.gateway.endpoints import PUBLISH_PARAMETERS, preview, publish
 from nereid.gateway.failures import Failure
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import JSON, ImageBody
 from nereid.gateway.keys import Scope
+from nereid.gateway.model_endpoints import PUBLISH_PARAMETERS, preview, publish
 from nereid.gateway.models import PublishAnswer
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import RolloutOrder, RouteState, RouteView
 from nereid.gateway.state import Gateway
+from nereid.gateway.task_endpoint import BODY_ERRORS, ONE_IMAGE, Operation, operations_of
 from nereid.tasks import TASKS
 
 
@@ -66,7 +66,7 @@ class Sample(Struct):
 
 SAMPLES: dict[Path, Sample] = {}
 for _task in TASKS:
-    for _path, _credit in _task.face("endpoint").photos.items():
+    for _path, _credit in _task.entry_point("endpoint").photos.items():
         SAMPLES.setdefault(_path, Sample(_path.stem, f"/samples/{_path.name}", _credit, []))
         SAMPLES[_path].tasks.append(_task.name)
 

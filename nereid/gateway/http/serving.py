@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.processes import allow_open_files, keep_little_memory, on_signals
+from nereid.base.processes import keep_little_memory, on_signals, raise_open_file_limit
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.middleware import access_log
@@ -165,7 +165,7 @@ def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, 
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
-        allow_open_files()  # each connection uses one
+        raise_open_file_limit()  # each connection uses one
         keep_little_memory()
         server = _UvicornServer(config)
         server.gateway, server.listen, server.announce = gateway, listen, announce

@@ -11,7 +11,7 @@ from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.keys import Key
 from nereid.gateway.settings import Settings
-from nereid.vision.imaging.formats.size import FileSize
+from nereid.vision.imaging.formats.size import ImageHeader
 
 Kind = Literal["raw", "multipart/form-data", "application/json"]
 RAW: Kind = "raw"
@@ -231,7 +231,7 @@ class Uploads:
         return read_form(await self._received(request, remaining_s), boundary, max_images)
 
 
-def check_size(found: FileSize | None, settings: Settings) -> None:
+def check_size(found: ImageHeader | None, settings: Settings) -> None:
     """Reject an image whose structure declares too large a size.
 
     Raises:

@@ -152,7 +152,7 @@ KEY = replace(
 MAX_IDLE = 4096
 
 
-class Tokens:
+class TokenBucket:
     """A budget that refills over time.
 
     Args:
@@ -187,9 +187,9 @@ class ClientUsage:
     """What one address or key holds: its connections, oldest first, its open calls and its budgets."""
 
     allowance: Allowance
-    frames: Tokens
-    resets: Tokens
-    begins: Tokens
+    frames: TokenBucket
+    resets: TokenBucket
+    begins: TokenBucket
     connections: dict[Any, None] = field(default_factory=dict)
     calls: int = 0
 
@@ -215,9 +215,9 @@ class ClientUsages:
         given, clock = allowance, self._clock
         holder = self._known[place] = ClientUsage(
             given,
-            Tokens(given.frames, given.frames_per_s, clock),
-            Tokens(given.resets, given.resets_per_s, clock),
-            Tokens(given.begins, given.begins_per_s, clock),
+            TokenBucket(given.frames, given.frames_per_s, clock),
+            TokenBucket(given.resets, given.resets_per_s, clock),
+            TokenBucket(given.begins, given.begins_per_s, clock),
         )
         return holder
 

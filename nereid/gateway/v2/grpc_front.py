@@ -375,7 +375,7 @@ class GrpcFront:
             return failure
         if need == "infer":
             call.is_identified = True
-            call.holder = self.holders.find(request.owner or connection.peer, KEY)
+            call.holder = self.holders.find(request.key_id or connection.peer, KEY)
             connection.identify(call.holder)
         return None
 
@@ -401,7 +401,7 @@ class GrpcFront:
         timeout_s = min(left_s, settings.max_timeout_s)
         gateway.quotas.take(request.key)
         call.headers, request.limit_s = request.forwarded(), timeout_s
-        gateway.admission.check(timeout_s, request.owner)
+        gateway.admission.check(timeout_s, request.key_id)
         call.expect(self, timeout_s, self._max_bytes)
 
     async def handle(self, call: GrpcCall) -> None:

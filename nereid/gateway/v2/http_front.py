@@ -7,12 +7,12 @@ import zlib
 
 from nereid.base.units import format_bytes
 from nereid.gateway import inference
-from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
 from nereid.gateway.http.upload import CancelOnDisconnect
 from nereid.gateway.inference import LENGTH
 from nereid.gateway.state import Gateway
+from nereid.gateway.task_endpoint import Operation
 from nereid.gateway.v2.inference_body import check_body_apart
 
 # zlib's value for detecting gzip or zlib by header.
@@ -24,7 +24,7 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     settings = gateway.settings
     left_s = request.start_timeout(settings.max_timeout_s, settings.max_timeout_s)
     path, headers = _path(request), request.forwarded()
-    gateway.admission.check(left_s, request.owner)
+    gateway.admission.check(left_s, request.key_id)
     body = await gateway.uploads.whole(request, left_s)
     request.end_stage("receive")
     if b"content-encoding" in request.headers:
@@ -78,7 +78,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
         expected = "Content-Encoding: expected gzip or deflate"
         raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32]!r}")
     try:
-        await gateway.decompressions.take(request.owner, request.left_s())
+        await gateway.decompressions.take(request.key_id, request.left_s())
     except TimeoutError:
         raise Failure(
             "deadline_exceeded", f"the body was not unpacked within {request.limit_s:.3g} s"
@@ -87,7 +87,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
     try:
         unpacked = await asyncio.to_thread(unpack, body, gateway.settings.max_body_bytes)
     finally:
-        gateway.decompressions.leave(request.owner, time.monotonic() - began_s)
+        gateway.decompressions.leave(request.key_id, time.monotonic() - began_s)
     gateway.uploads.buffers.take(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
     return memoryview(unpacked)

@@ -19,7 +19,7 @@ from nereid.base.units import format_bytes
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.upload import check_size
 from nereid.gateway.settings import Settings
-from nereid.vision.imaging.formats.size import read_size, work_of
+from nereid.vision.imaging.formats.size import read_header, work_of
 
 # Bytes per element; BYTES has no size. Source: docs/protocol/README.md of triton-inference-server/server.
 ELEMENT_BYTES = {
@@ -175,7 +175,7 @@ def image_work(settings: Settings, image: memoryview) -> int:
     Raises:
         Failure: the image is too large.
     """
-    size = read_size(image)
+    size = read_header(image)
     check_size(size, settings)
     return work_of(size, settings.max_pixels)
 

@@ -26,7 +26,7 @@ from nereid.base.units import format_duration
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.model_client import ModelClient
 from nereid.insight.drift import recording
-from nereid.insight.drift.comparison import Target, requests_of, series_of
+from nereid.insight.drift.comparison import MonitoredVariant, requests_of, series_of
 from nereid.insight.drift.recording import BOUNDS, Growth, History, bucket_name
 from nereid.models.routes.target import preprocessing_of
 from nereid.tasks import DEFAULT, outputs_of, task_of
@@ -44,7 +44,7 @@ Log = Callable[[str], None]
 class Measured:
     """Signals of one variant while its images are classified, as if they were the growth of a page."""
 
-    target: Target
+    target: MonitoredVariant
     route: str
     window: Growth = field(default_factory=dict)
     images: int = 0
@@ -74,7 +74,7 @@ def _bucket(signal: str, value: float) -> str:
 
 
 def reference_of(
-    target: Target, route: str, window: Growth, images: int, classes: Sequence[int]
+    target: MonitoredVariant, route: str, window: Growth, images: int, classes: Sequence[int]
 ) -> VariantReference:
     """Return the reference of a variant from a window; signals without a value are left out."""
     signals = {
@@ -90,7 +90,12 @@ def reference_of(
 
 
 def from_images(
-    url: str, repository: Path, route: str, targets: Sequence[Target], images: Sequence[Path], log: Log
+    url: str,
+    repository: Path,
+    route: str,
+    targets: Sequence[MonitoredVariant],
+    images: Sequence[Path],
+    log: Log,
 ) -> Reference:
     """Send images to every variant of a running server, and return their reference.
 
@@ -104,7 +109,7 @@ def from_images(
     measured: dict[str, Measured] = {}
     outputs = [tensor.name for tensor in ModelConfig.from_file(repository / route, 1).outputs]
     task = outputs_of(outputs)
-    client_class = (task_of(outputs) or DEFAULT).face("client")
+    client_class = (task_of(outputs) or DEFAULT).entry_point("client")
     with (
         client_class(url, "http", route, concurrency=CONCURRENCY) as client,
         ThreadPoolExecutor(CONCURRENCY) as pool,
@@ -139,7 +144,7 @@ def from_images(
     return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
 
 
-def _meter(repository: Path, target: Target, found: Measured) -> Pipeline | None:
+def _meter(repository: Path, target: MonitoredVariant, found: Measured) -> Pipeline | None:
     config = preprocessing_of(repository, target.model)
     return Pipeline.from_config(config, 1, 1, found.add_inputs) if config else None
 
@@ -162,7 +167,7 @@ def _signals(client: ModelClient[Any], task: TaskOutputs, path: Path, variant: s
 def from_traffic(
     history: History,
     route: str,
-    targets: Sequence[Target],
+    targets: Sequence[MonitoredVariant],
     seconds: float,
     now: float,
     old: Reference | None,

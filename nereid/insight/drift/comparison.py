@@ -21,7 +21,7 @@ MEASURES = ("psi", "js")
 Verdict = Literal["ok", "drift", "too few", "no reference"]
 
 
-class Target(Struct, frozen=True):
+class MonitoredVariant(Struct, frozen=True):
     """A variant of a served route, and the model whose images it gets, "" and 0 if that is not known."""
 
     name: str
@@ -67,19 +67,19 @@ class VariantDrift(Struct, frozen=True):
         return any(signal.verdict == "drift" for signal in self.signals)
 
 
-def series_of(target: Target, route: str, signal: str) -> str:
+def series_of(target: MonitoredVariant, route: str, signal: str) -> str:
     """Return the name of the series of a signal of a variant."""
     if signal in INPUT_SIGNALS:
         return recording.image_series(target.image_model, target.image_version, signal)
     return recording.route_series(route, target.name, target.network_version, signal)
 
 
-def requests_of(target: Target, route: str, window: Growth) -> int:
+def requests_of(target: MonitoredVariant, route: str, window: Growth) -> int:
     """Return the measured responses of a variant in a window."""
     return max(sum(window.get(series_of(target, route, signal), {}).values()) for signal in OUTPUT_SIGNALS)
 
 
-def why_not(target: Target, reference: Reference | None) -> str:
+def why_not(target: MonitoredVariant, reference: Reference | None) -> str:
     """Return why a variant cannot be compared; empty if it can."""
     if reference is None:
         return "the route has no reference"
@@ -92,7 +92,7 @@ def why_not(target: Target, reference: Reference | None) -> str:
 
 
 def compare(
-    target: Target,
+    target: MonitoredVariant,
     route: str,
     window: Growth,
     reference: Reference,
@@ -156,7 +156,7 @@ def _compare_signal(
     )
 
 
-def targets_of(location: RouteLocation, profile: str) -> list[Target]:
+def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
     """Return the variants of a route, in a profile of the server.
 
     In a profile with `fused` models, the pinned model measures the images, else its preprocessing model.
@@ -168,7 +168,7 @@ def targets_of(location: RouteLocation, profile: str) -> list[Target]:
     table = present_table(location, read_state(location))
     measured = _measured(location.repository, profile)
     return [
-        Target(
+        MonitoredVariant(
             variant.name,
             variant.model,
             variant.version,

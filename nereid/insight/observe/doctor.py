@@ -18,8 +18,8 @@ from nereid.insight.observe.gpu_findings import Finding
 from nereid.repository.fitting import Machine, plan_instances
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import gpu_profile, nvidia_smi, preflight, run_dir
-from nereid.server.command_line import ServerOptions, environment
-from nereid.server.gpu_profile import Installed, choose
+from nereid.server.command_line import TritonOptions, environment
+from nereid.server.gpu_profile import GpuPackages, choose
 from nereid.server.installation import FOLDER, INSTALL, find_installation
 from nereid.server.ports import why_unusable
 from nereid.server.run_dir import ServerRecord
@@ -50,7 +50,7 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
         address = running.url("http")
         yield Finding("server", "ok", f"process {running.pid} serves this repository on {address}")
     profile = running.profile if running else choose(repository, inherited).profile
-    options = ServerOptions(repository, profile=profile)
+    options = TritonOptions(repository, profile=profile)
     yield _threads(options)
     for name, port in asdict(options.ports).items():
         yield _port(name, options.host, port, running)
@@ -102,8 +102,8 @@ def _onnxruntime() -> Finding:
         return Finding("ONNX Runtime", "fail", "not installed", INSTALL)
     both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
     if len(both) > 1:
-        cupy = Installed.present().cupy
-        fix = gpu_profile.install(cupy[0].cuda) if cupy else INSTALL
+        cupy = GpuPackages.present().cupy
+        fix = gpu_profile.install_command(cupy[0].cuda) if cupy else INSTALL
         return Finding("ONNX Runtime", "fail", *gpu_profile.conflict(both, fix))
     providers = ", ".join(onnxruntime.get_available_providers())
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} with {providers}")
@@ -152,7 +152,7 @@ def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
     yield Finding("profile", "ok", f"nereid serve selects '{choice.profile}': {choice.reason}", choice.fix)
 
 
-def _threads(options: ServerOptions) -> Finding:
+def _threads(options: TritonOptions) -> Finding:
     try:
         chosen = plan_instances(options.repository, options.profile, Machine.present())
         budget = thread_budget(options.repository, options.profile, chosen.counts)

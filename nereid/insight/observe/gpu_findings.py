@@ -13,7 +13,7 @@ from nereid.base.errors import ServerError
 from nereid.base.processes import run_within
 from nereid.base.units import format_bytes
 from nereid.server import gpu_profile, nvidia_smi
-from nereid.server.gpu_profile import Installed
+from nereid.server.gpu_profile import GpuPackages
 from nereid.server.nvidia_smi import Device, Gpu, GpuProcess
 
 Status = Literal["ok", "note", "fail"]
@@ -92,7 +92,7 @@ def finding(check: str, status: int | None, output: str, limit_s: float, cuda: i
         return Finding(check, "fail", text, fix or "dmesg (lines with Xid); restart the machine")
     if status < 0:
         text = f"a library ended the process with {signal.Signals(-status).name}; its output ends: {last}"
-        return Finding(check, "fail", text, fix or gpu_profile.install(cuda))
+        return Finding(check, "fail", text, fix or gpu_profile.install_command(cuda))
     if missing := MISSING_LIBRARY.search(output):
         return Finding(check, "fail", f"{missing[1]} is missing; {last}", fix)
     return Finding(check, "fail", last, fix)
@@ -104,13 +104,14 @@ def fix_of(text: str, cuda: int) -> str:
         if missing[1].startswith("libcuda.so"):
             return "install NVIDIA's driver; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         if cuda == 13:
-            return f"{gpu_profile.install(13)} nvidia-cudnn-cu13 nvidia-cublas nvidia-cufft nvidia-curand"
-        return gpu_profile.install(cuda)
+            more = "nvidia-cudnn-cu13 nvidia-cublas nvidia-cufft nvidia-curand"
+            return f"{gpu_profile.install_command(cuda)} {more}"
+        return gpu_profile.install_command(cuda)
     return next((fix for words, fix in FIXES.items() if words in text), "")
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class GpuReadings:
     """The readings of `nvidia-smi` for one run of the checks."""
 
     gpus: Sequence[Gpu]
@@ -120,7 +121,7 @@ class Readings:
     slowdowns: Sequence[str]
 
     @classmethod
-    def take(cls, path: str) -> "Readings":
+    def take(cls, path: str) -> "GpuReadings":
         """Return the readings of this machine.
 
         Raises:
@@ -142,7 +143,7 @@ def examine(
     environment: Mapping[str, str],
     servers: Collection[int],
     devices: Path = nvidia_smi.DEVICES,
-    find_packages: Callable[[], Installed] = Installed.present,
+    find_packages: Callable[[], GpuPackages] = GpuPackages.present,
 ) -> Iterator[Finding]:
     """Run all checks of a machine with a GPU; one finding on a machine without.
 
@@ -155,7 +156,7 @@ def examine(
         return
     installed = find_packages()
     try:
-        readings = Readings.take(path)
+        readings = GpuReadings.take(path)
     except ServerError as error:
         # Without packages for it, a server does not use the GPU.
         yield Finding("GPU", "fail" if installed.cupy else "note", error.reason, error.fix)
@@ -168,7 +169,7 @@ def examine(
     yield from examine_programs(environment, installed.cuda)
 
 
-def about_gpus(readings: Readings, installed: Installed, servers: Collection[int]) -> Iterator[Finding]:
+def about_gpus(readings: GpuReadings, installed: GpuPackages, servers: Collection[int]) -> Iterator[Finding]:
     """Yield the findings that need no CUDA library."""
     for gpu in readings.gpus:
         yield _gpu(gpu, installed.cuda)
@@ -182,7 +183,7 @@ def about_gpus(readings: Readings, installed: Installed, servers: Collection[int
         yield Finding("GPU state", "ok", "shared between processes, no memory errors, full clocks")
 
 
-def driver_problems(readings: Readings, installed: Installed) -> list[gpu_profile.Problem]:
+def driver_problems(readings: GpuReadings, installed: GpuPackages) -> list[gpu_profile.Problem]:
     """Return why the driver cannot run the installed packages."""
     found = gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
     return [found] if found else []
@@ -196,7 +197,7 @@ def _gpu(gpu: Gpu, cuda: int) -> Finding:
     return Finding("GPU", "ok", f"{gpu.index}: {gpu.name}, {memory}, compute capability {capability}")
 
 
-def _driver(readings: Readings, installed: Installed) -> Finding:
+def _driver(readings: GpuReadings, installed: GpuPackages) -> Finding:
     for problem in driver_problems(readings, installed):
         return Finding("driver", "fail", *problem)
     packages = f"; the packages need CUDA {installed.cuda}" if installed.cuda else ""
@@ -204,7 +205,7 @@ def _driver(readings: Readings, installed: Installed) -> Finding:
     return Finding("driver", "ok", found)
 
 
-def _packages(installed: Installed) -> Iterator[Finding]:
+def _packages(installed: GpuPackages) -> Iterator[Finding]:
     wants_gpu = bool(installed.cupy or installed.provider)
     verdict: Status = "fail" if wants_gpu else "note"
     problems = [*installed.problems()]
@@ -249,7 +250,7 @@ def _is_ours(pid: int, servers: Collection[int]) -> bool:
         return False
 
 
-def _modes(readings: Readings) -> Iterator[Finding]:
+def _modes(readings: GpuReadings) -> Iterator[Finding]:
     has_mps = any(Path(process.name).name == MPS for process in readings.processes)
     for gpu in readings.gpus:
         if gpu.compute_mode in ALONE and not (has_mps and gpu.compute_mode == ALONE[0]):
@@ -273,7 +274,7 @@ def _mig(gpu: Gpu, devices: Sequence[Device]) -> Finding:
     return Finding("MIG", "note", text, "nereid serve --gpu-id UUID")
 
 
-def _health(readings: Readings) -> Iterator[Finding]:
+def _health(readings: GpuReadings) -> Iterator[Finding]:
     for gpu in readings.gpus:
         if gpu.ecc_errors:
             text = f"{gpu.index}: {gpu.ecc_errors:.0f} uncorrected memory errors since the driver was loaded"

@@ -14,12 +14,12 @@ from nereid.models.routes.target import check_repository, find_route, read_state
 from nereid.repository.layout import (
     ROUTE,
     backend_of,
-    hidden_models,
     is_post_processing,
     model_folders,
     readable_configs,
     served_versions,
     steps_of,
+    unused_models,
 )
 from nereid.server import run_dir
 from nereid.server.command_line import PLAIN_PROFILE
@@ -96,7 +96,7 @@ def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
     ready, trouble = _ready(record)
     counts, memory = _processes(record)
     profile = record.profile if record and record.profile != PLAIN_PROFILE else ""
-    documents, inside = readable_configs(repository, profile), hidden_models(repository, profile)
+    documents, inside = readable_configs(repository, profile), unused_models(repository, profile)
     models = [
         ModelStatus(
             name,

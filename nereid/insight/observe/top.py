@@ -19,9 +19,9 @@ from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import ANY, Snapshot, Wanted
+from nereid.base.metrics_page import ANY, LabelMatchers, Snapshot
 from nereid.insight.observe.contention import MachineReading, read_machine
-from nereid.models.rollout.measurement import DURATIONS, FAULTS, REQUESTS, SHADOWS
+from nereid.models.rollout.measurement import DURATIONS, REQUESTS, SHADOWS, VARIANT_FAULTS
 from nereid.models.rollout.rollout_journal import active_rollouts
 from nereid.models.routes.change import BREAKER_STATES
 from nereid.models.routes.target import find_routes, read_state
@@ -76,7 +76,7 @@ class GatewayReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ServerReading:
     """The state of a server at one moment.
 
     Args:
@@ -101,15 +101,15 @@ class TopReader:
     def __init__(self, base: Path, repository: Path, find: Callable[[], ServerRecord | None]) -> None:
         self._base, self.repository, self._find = base, repository, find
 
-    def read(self) -> Reading:
+    def read(self) -> ServerReading:
         """Return the state now."""
         record = self._find()
         if record is None:
-            return Reading(time.monotonic(), None, None, (), None, (), {}, {})
+            return ServerReading(time.monotonic(), None, None, (), None, (), {}, {})
         page, trouble = _read_page(record.url("metrics"))
         read_s, usage = time.monotonic(), _usage(record)  # the health check may take a while
         gateways = run_dir.find_gateways(self._base, self.repository) if record.pid else []
-        return Reading(
+        return ServerReading(
             read_s,
             _read_server(record, trouble),
             page,
@@ -339,12 +339,12 @@ class Interval:
     growth: Snapshot
     seconds: float
 
-    def rate(self, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
+    def rate(self, name: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY) -> float:
         """Return the growth of the selected series per second."""
-        return self.growth.total(name, labels, without) / self.seconds
+        return self.growth.total(name, labels, excluding) / self.seconds
 
 
-def measure(before: Reading, after: Reading) -> Top:
+def measure(before: ServerReading, after: ServerReading) -> Top:
     """Return the values between two readings; without two pages of the server, there are no rates."""
     assert after.server, "a server runs"
     is_restarted = not before.server or before.server.pid != after.server.pid
@@ -407,7 +407,7 @@ def _gpus(page: Snapshot) -> list[TopGpu]:
     return [TopGpu(uuid, *(page.gauge(name, {"gpu_uuid": uuid}) for name in names)) for uuid in uuids]
 
 
-def _routes(after: Reading, interval: Interval) -> list[TopRoute]:
+def _routes(after: ServerReading, interval: Interval) -> list[TopRoute]:
     found = []
     for (name,) in sorted(interval.page.sums(f"{ROUTE_PREFIX}generation", "route")):
         file = after.routes.get(name)
@@ -443,7 +443,7 @@ def _variant(route: str, name: str, file: Route | None, interval: Interval) -> T
         shares(file).get(name) if file else None,
         own / all_of_route if all_of_route else None,
         own / interval.seconds,
-        interval.rate(REQUESTS, {**labels, "outcome": FAULTS}),
+        interval.rate(REQUESTS, {**labels, "outcome": VARIANT_FAULTS}),
         p50,
         p99,
         BREAKER_STATES.get(breaker, str(breaker)) if states else None,
@@ -453,13 +453,13 @@ def _variant(route: str, name: str, file: Route | None, interval: Interval) -> T
 def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
     labels = {"route": route, "shadow": shadow.name}
     agreed = interval.page.total(SHADOWS, {**labels, "outcome": "agreed"})
-    compared = interval.page.total(SHADOWS, labels, without={"outcome": "shed"})
+    compared = interval.page.total(SHADOWS, labels, excluding={"outcome": "shed"})
     return TopShadow(
         shadow.name,
         shadow.model,
         shadow.version,
         float(shadow.percent),
-        interval.rate(SHADOWS, labels, without={"outcome": "shed"}),
+        interval.rate(SHADOWS, labels, excluding={"outcome": "shed"}),
         agreed / compared if compared else None,
     )
 
@@ -511,7 +511,7 @@ def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: 
         record.port,
         record.pid,
         after.trouble,
-        interval.rate(requests, without=MODELLESS) if interval else None,
+        interval.rate(requests, excluding=MODELLESS) if interval else None,
         _ms(interval.growth.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
         if interval
         else None,

@@ -10,7 +10,7 @@ from typing import Any
 from nereid.base.errors import OperationFailed
 from nereid.base.tracing.collector import read_records
 from nereid.base.tracing.records import Record
-from nereid.base.tracing.request_lines import in_order, request_lines
+from nereid.base.tracing.request_log import in_order, request_log_entries
 from nereid.insight.observe.contention import Contention
 from nereid.server.run_dir import ServerRecord
 from nereid.tasks import TASKS
@@ -196,7 +196,7 @@ def meaning(stage: str) -> tuple[str, str]:
     """Return the cause of a slow stage, and the next step; those of a task's stages come from the task."""
     if stage in MEANINGS:
         return MEANINGS[stage]
-    of_tasks = ((task.face("stages") or {}).get(stage) for task in TASKS)
+    of_tasks = ((task.entry_point("stages") or {}).get(stage) for task in TASKS)
     return next(filter(None, of_tasks), (f"the stage '{stage}' is slow", "nereid tune"))
 
 
@@ -226,7 +226,7 @@ def _ms(line: Line) -> float:
 
 
 def _stages(lines: Sequence[Line]) -> dict[str, float]:
-    known = [name for task in TASKS for name in task.face("stages") or ()]
+    known = [name for task in TASKS for name in task.entry_point("stages") or ()]
     found = sorted({name for line in lines for name in line["stages_ms"]})
     names = in_order(sorted(found, key=lambda name: known.index(name) if name in known else len(known)))
     return {name: fmean(line["stages_ms"].get(name, 0.0) for line in lines) for name in names}
@@ -267,4 +267,4 @@ def recorded_requests(record: ServerRecord, since_s: float = 0.0) -> Iterator[di
         if trace_record["end"] >= since_s * 1e9:
             traces[trace_record["trace"]].append(trace_record)
     for records in traces.values():
-        yield from request_lines(records)
+        yield from request_log_entries(records)

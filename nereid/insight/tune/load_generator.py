@@ -50,7 +50,7 @@ class Response(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadResult:
     """The result of one run of any load generator: successful responses per second, and their latencies.
 
     `answered` counts the successful responses and `failed` all others, if the generator reports them.
@@ -64,7 +64,9 @@ class Load:
     failed: int = 0
 
 
-def run(port: int, requests: Sequence[Path], concurrencies: Sequence[int], seconds: float) -> dict[int, Load]:
+def run(
+    port: int, requests: Sequence[Path], concurrencies: Sequence[int], seconds: float
+) -> dict[int, LoadResult]:
     """Load a server at each concurrency in turn, from another process.
 
     Args:
@@ -80,7 +82,7 @@ def run(port: int, requests: Sequence[Path], concurrencies: Sequence[int], secon
     limit_s = START_S + len(concurrencies) * (WARM_UP_S + seconds + DRAIN_S)
     words = [sys.executable, "-P", "-m", __name__]
     done = subprocess.run(words, input=order, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
-    return {int(number): Load(**load) for number, load in json.loads(done.stdout).items()}
+    return {int(number): LoadResult(**load) for number, load in json.loads(done.stdout).items()}
 
 
 async def send_repeatedly(
@@ -104,7 +106,9 @@ async def send_repeatedly(
                 record(begin_s, time.monotonic(), outcome)
 
 
-def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:
+def closed_loop(
+    host: str, port: int, requests: Sequence[bytes], concurrency: int, seconds: float
+) -> LoadResult:
     """Keep `concurrency` requests in flight for a number of seconds, each on its own connection.
 
     Requests in flight at the end are awaited, so that the next load does not queue behind them. They count
@@ -116,7 +120,7 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
     from nereid.base.http_connection import HttpConnection
 
     # The clock of uvloop counts whole milliseconds only, so times come from `time.monotonic`.
-    async def load() -> Load:
+    async def load() -> LoadResult:
         responses, source = list[Response](), itertools.cycle(requests)
         begin_s = time.monotonic() + WARM_UP_S
         end_s = begin_s + seconds
@@ -156,7 +160,9 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
     return uvloop.run(load())
 
 
-def within(responses: Sequence[Response], begin_s: float, end_s: float, now_s: float, lost: int = 0) -> Load:
+def within(
+    responses: Sequence[Response], begin_s: float, end_s: float, now_s: float, lost: int = 0
+) -> LoadResult:
     """Sum up the responses from after the first one of a span to the first one after it, or all if none.
 
     Responses of a batch end together. A fixed span would hold one batch more or less by chance, which is
@@ -173,14 +179,14 @@ def within(responses: Sequence[Response], begin_s: float, end_s: float, now_s: f
     return summary(between, last - first, lost + failed)
 
 
-def summary(responses: Sequence[Response], seconds: float, lost: int = 0) -> Load:
+def summary(responses: Sequence[Response], seconds: float, lost: int = 0) -> LoadResult:
     """Sum up responses; only successful ones have a latency."""
     ordered_ms = latencies_ms(responses)
     failed = len(responses) - len(ordered_ms) + lost
     if not ordered_ms:
-        return Load(0.0, 0.0, 0.0, 0.0, 0, failed)
+        return LoadResult(0.0, 0.0, 0.0, 0.0, 0, failed)
     p50, p90, p99 = (percentile(ordered_ms, percent) for percent in (50, 90, 99))
-    return Load(len(ordered_ms) / seconds, p50, p90, p99, len(ordered_ms), failed)
+    return LoadResult(len(ordered_ms) / seconds, p50, p90, p99, len(ordered_ms), failed)
 
 
 def latencies_ms(responses: Sequence[Response]) -> list[float]:

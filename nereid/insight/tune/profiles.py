@@ -13,9 +13,9 @@ from nereid.backends.routing.assignment import parse_route
 from nereid.base.config.model_config import CONFIGS, ModelConfig
 from nereid.base.errors import OperationFailed, ServingError, WrongUsage
 from nereid.models.publish import network
-from nereid.models.publish.engine import opened_journal
+from nereid.models.publish.transaction import opened_journal
 from nereid.repository import pbtxt
-from nereid.repository.layout import backend_of, configs, hidden_models, served_steps, steps_of
+from nereid.repository.layout import backend_of, configs, served_steps, steps_of, unused_models
 from nereid.server.command_line import PLAIN_PROFILE, TUNED_PROFILE
 
 TUNED = TUNED_PROFILE
@@ -88,7 +88,7 @@ def _variants(folder: Path) -> str:
 def _notes(
     repository: Path, model: str, profile: str, documents: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    if model not in hidden_models(repository, profile):
+    if model not in unused_models(repository, profile):
         return []
     users = [name for name, document in documents.items() if model in dict(steps_of(document))]
     return [

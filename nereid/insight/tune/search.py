@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
 from nereid.tasks import BY_BACKEND
 from nereid.tasks.task import SERVED
 
 # The results of one measurement of a candidate, by concurrency.
-Loads: TypeAlias = Mapping[int, Load]
+LoadResults: TypeAlias = Mapping[int, LoadResult]
 Kind = Literal["throughput", "latency"]
 # One point of the space, in the order of its names; the empty one is the current config.
 Candidate: TypeAlias = tuple[tuple[str, int], ...]
@@ -41,8 +41,8 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 9
 # The number of candidates, and the share of the search's time for their first measurements.
 MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
 RESAMPLES, QUANTILE = 2_000, 0.95
-Measure: TypeAlias = Callable[[Candidate, float], Loads]
-Round: TypeAlias = dict[Candidate, Loads]
+Measure: TypeAlias = Callable[[Candidate, float], LoadResults]
+Round: TypeAlias = dict[Candidate, LoadResults]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Objective:
     kind: Kind
     p99_ms: float = float("inf")
 
-    def is_met(self, load: Load) -> bool:
+    def is_met(self, load: LoadResult) -> bool:
         """Return whether the p99 is low enough."""
         return 0 < load.p99_ms <= self.p99_ms
 
-    def concurrency(self, loads: Loads) -> int:
+    def concurrency(self, loads: LoadResults) -> int:
         """Return the concurrency that counts: the best with a low p99, else the lowest p99."""
         if self.kind == "latency":
             return min(loads)
@@ -69,14 +69,14 @@ class Objective:
             return max(met, key=lambda number: loads[number].rate)
         return min(loads, key=lambda number: loads[number].p99_ms)
 
-    def rank(self, loads: Loads) -> tuple[bool, float]:
+    def rank(self, loads: LoadResults) -> tuple[bool, float]:
         """Return a key that sorts better loads first: by value if the p99 is met, else by the p99."""
         load = loads[self.concurrency(loads)]
         if not self.is_met(load):
             return True, load.p99_ms
         return False, -load.rate if self.kind == "throughput" else load.p50_ms
 
-    def ratio(self, load: Load, other: Load) -> float:
+    def ratio(self, load: LoadResult, other: LoadResult) -> float:
         """Return the factor by which one load is better than another."""
         return load.rate / other.rate if self.kind == "throughput" else other.p50_ms / load.p50_ms
 
@@ -85,13 +85,13 @@ class Objective:
         return name + (f", p99 <= {self.p99_ms:g} ms" if self.p99_ms < float("inf") else "")
 
 
-def median(measured: Sequence[Loads]) -> Loads:
+def median(measured: Sequence[LoadResults]) -> LoadResults:
     """Return the median over measurements, separately for each number."""
     return {
-        number: Load(
+        number: LoadResult(
             **{
                 field.name: statistics.median(getattr(loads[number], field.name) for loads in measured)
-                for field in fields(Load)
+                for field in fields(LoadResult)
             }
         )
         for number in measured[0]
@@ -189,11 +189,11 @@ class NotMeasured(Exception):
 class Duel:
     """Rounds in which the default, the default again, and the best candidate were measured in turn."""
 
-    default: Sequence[Loads]
-    twin: Sequence[Loads]
-    best: Sequence[Loads]
+    default: Sequence[LoadResults]
+    twin: Sequence[LoadResults]
+    best: Sequence[LoadResults]
 
-    def default_as_good(self) -> Loads:
+    def default_as_good(self) -> LoadResults:
         """Return the default's median, with the lower quartile of its p99.
 
         Missing the p99 by chance does not disqualify the default.
@@ -219,7 +219,9 @@ class Duel:
         )
         return deviations[int(QUANTILE * RESAMPLES)]
 
-    def _ratios(self, objective: Objective, measured: Sequence[Loads], as_good: Loads) -> list[float]:
+    def _ratios(
+        self, objective: Objective, measured: Sequence[LoadResults], as_good: LoadResults
+    ) -> list[float]:
         """Compare with the default round by round, each at the concurrency at which it counts."""
         at, default_at = (objective.concurrency(loads) for loads in (as_good, self.default_as_good()))
         pairs = zip(measured, self.default, strict=True)
@@ -244,7 +246,7 @@ class Search:
     clock: Callable[[], float]
     deadline_s: float
     report: Callable[[str], None] = lambda line: None
-    seen: dict[Candidate, Loads] = field(default_factory=dict)
+    seen: dict[Candidate, LoadResults] = field(default_factory=dict)
     failures: dict[Candidate, str] = field(default_factory=dict)
     # Time that the last measurements took beyond their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
@@ -314,7 +316,7 @@ class Search:
 
     def _duel(self, best: Candidate) -> Duel:
         places = (DEFAULT, best, DEFAULT)
-        rounds: list[dict[int, Loads]] = []
+        rounds: list[dict[int, LoadResults]] = []
         seconds = self._duel_s()
         self.report(
             "the best candidate against the default, and the default against itself: "
@@ -342,7 +344,7 @@ class Search:
     def _takes_s(self, seconds: float) -> float:
         return max(self.overheads_s) + self.concurrency_count * seconds
 
-    def _try(self, candidate: Candidate, seconds: float) -> Loads | None:
+    def _try(self, candidate: Candidate, seconds: float) -> LoadResults | None:
         begin_s = self.clock()
         try:
             loads = self.measure(candidate, seconds)
@@ -360,7 +362,7 @@ def _budget(rung: int) -> tuple[int, float]:
     return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
 
 
-def pareto_front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
+def pareto_front(seen: Mapping[Candidate, LoadResults]) -> list[tuple[Candidate, int]]:
     """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
     found: list[tuple[Candidate, int]] = []
     points = [(load.rate, load.p99_ms, c, n) for c, loads in seen.items() for n, load in loads.items()]

@@ -19,8 +19,8 @@ from nereid.base.errors import OperationFailed, ServerError, WrongUsage
 from nereid.insight.tune import load_generator, photos, profiles
 from nereid.insight.tune.load_generator import HOST
 from nereid.insight.tune.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
-from nereid.insight.tune.search import Candidate, Loads, NotMeasured
-from nereid.server.command_line import ServerOptions
+from nereid.insight.tune.search import Candidate, LoadResults, NotMeasured
+from nereid.server.command_line import TritonOptions
 from nereid.server.control import Control, NotReached
 from nereid.server.embedded_server import EmbeddedServer, infer_path
 from nereid.server.ports import Ports, free_ports
@@ -66,7 +66,7 @@ class TrialServer:
         profiles.write(copy, profiles.tunable(copy, tuned.model, tuned.profile), {}, "", ())
         self._write(tuned.text)
         ports = Ports(*free_ports(3))
-        options = ServerOptions(copy, TUNED, HOST, ports)
+        options = TritonOptions(copy, TUNED, HOST, ports)
         (folder / "server").mkdir()
         self.server = EmbeddedServer(
             options, folder / "server", environment, among=[tuned.model, *tuned.steps]
@@ -95,7 +95,7 @@ class TrialServer:
         """Return the model's config as the server completed it."""
         return self._control().config(self._tuned.model)
 
-    def measure(self, candidate: Candidate, seconds: float) -> Loads:
+    def measure(self, candidate: Candidate, seconds: float) -> LoadResults:
         """Reload the model with a candidate's settings, and load it at each concurrency for `seconds`.
 
         Raises:

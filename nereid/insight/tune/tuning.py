@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from nereid.base.errors import OperationFailed, ServerError
 from nereid.base.processes import available_cores, cpu_model
 from nereid.insight.tune import profiles, search
-from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.profiles import Tunable
 from nereid.insight.tune.search import (
     DEFAULT,
@@ -21,7 +21,7 @@ from nereid.insight.tune.search import (
     Candidate,
     Duel,
     Kind,
-    Loads,
+    LoadResults,
     NotMeasured,
     Objective,
     Search,
@@ -43,7 +43,7 @@ class Point(NamedTuple):
     mark: str
     settings: str
     concurrency: int
-    load: Load
+    load: LoadResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TuneReport:
     default: Candidate
     best: Candidate
     duel: Duel
-    seen: Mapping[Candidate, Loads]
+    seen: Mapping[Candidate, LoadResults]
     failures: Mapping[Candidate, str]
 
     @property

@@ -24,9 +24,9 @@ from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, re
 from nereid.base.contract import IMAGE, PROBE_HEADER
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
-from nereid.models.routes.target import RouteState, find_route
+from nereid.models.routes.target import RouteFile, find_route
 from nereid.repository import pbtxt
-from nereid.repository.layout import config_files, hidden_models, served_versions
+from nereid.repository.layout import config_files, served_versions, unused_models
 from nereid.server.control import DIRECT, LOAD_S, Control, Refused
 from nereid.server.run_dir import ServerRecord
 
@@ -278,7 +278,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         location = find_route(workspace.repository, self.route)
         workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
 
-    def added(self, present: RouteState) -> Proposal:
+    def added(self, present: RouteFile) -> Proposal:
         """Return the route with the variant, with the default's deadline and ahead of other fallbacks."""
         route = present.route()
         if any(variant.model == self.model for variant in route.variants):
@@ -291,7 +291,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         changed = replace(route, variants=(*route.variants, variant), fallbacks=fallbacks)
         return Proposal(checked_route(changed), note)
 
-    def removed(self, present: RouteState) -> Proposal:
+    def removed(self, present: RouteFile) -> Proposal:
         """Return the route without the variant, which must be unchanged since it was added."""
         route = present.route()
         ours = [v for v in route.variants if (v.name, v.model) == (self.name, self.model)]
@@ -311,7 +311,7 @@ Action = Install | SetAside | Policy | LoadVersion | Warm | AddVariant
 def _is_used(workspace: Workspace, control: Control, model: str) -> bool:
     """Return whether the server's profile uses a model, or the server has loaded it anyway."""
     profile = workspace.record.profile if workspace.record else ""
-    return model not in hidden_models(workspace.repository, profile) or model in control.ready_versions()
+    return model not in unused_models(workspace.repository, profile) or model in control.ready_versions()
 
 
 def _unload_version(workspace: Workspace, model: str, version: int) -> None:

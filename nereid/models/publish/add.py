@@ -14,10 +14,9 @@ from nereid.models.publish import candidate
 from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, SetAside, Warm
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
-from nereid.models.publish.engine import StagedOperation, locked_repository
 from nereid.models.publish.examination import (
+    ExaminationLimits,
     ExaminationRequest,
-    Gates,
     Measurements,
     examine,
     survey,
@@ -32,11 +31,12 @@ from nereid.models.publish.intake.serving_settings import PROCESS_BYTES, Serving
 from nereid.models.publish.network import examination_request, write_on_cpu
 from nereid.models.publish.publisher import Published
 from nereid.models.publish.remove import Parts, find_parts
+from nereid.models.publish.transaction import StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_route, read_state
 from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
-from nereid.repository.layout import Pin, pins, read_lines, readable_configs
+from nereid.repository.layout import Pin, pins, read_labels, readable_configs
 from nereid.server.run_dir import ServerRecord
 from nereid.tasks import DEFAULT
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
@@ -87,7 +87,7 @@ class AddRequest:
     @property
     def choices(self) -> NetworkChoices:
         """The choices about the network."""
-        labels = read_lines(self.labels) if self.labels else ()
+        labels = read_labels(self.labels) if self.labels else ()
         return NetworkChoices(
             self.size, self.output, self.activation, self.head, self.post_processing, labels
         )
@@ -262,7 +262,7 @@ class StagedAddition:
         origin = candidate.network_file(request.source, "model.onnx").resolve()
         candidate.stage(request.source, self._version, "model.onnx")
         self._facts = facts = network_facts.read(origin.parent, onnx_file.read(self._network))
-        size = request.size if any(request.size) else facts.noted.size
+        size = request.size if any(request.size) else facts.exporter_settings.size
         self._choose(choose_intake(request.task, facts, size))
 
     def _choose(self, intake: Intake) -> None:
@@ -288,7 +288,9 @@ class StagedAddition:
         adapted = intake.adapt(self._network, choices)
         settings = self._settings(adapted)
         labels, labels_from = self._labels(settings.classes)
-        parameters, origin = intake.input.preprocessing(settings, self._facts.noted, request.parameters)
+        parameters, origin = intake.input.preprocessing(
+            settings, self._facts.exporter_settings, request.parameters
+        )
         companions = intake.input.copy_companions(names.route, self._repository, self._new)
         settings = replace(
             settings,
@@ -340,7 +342,7 @@ class StagedAddition:
         """Return the labels and their origin; labels from the metadata that do not fit are ignored."""
         path, (labels, origin) = self._request.labels, self._intake.input.labels(self._facts)
         if path:
-            labels, origin = read_lines(path, classes), f"'{path.name}'"
+            labels, origin = read_labels(path, classes), f"'{path.name}'"
         self._intake.input.check_labels(labels, origin)
         if labels and classes and len(labels) != classes:
             self._report(
@@ -429,7 +431,7 @@ class StagedAddition:
         """Return the number of processes of a server with the profile `cpu`, and their memory in bytes."""
         name, kind = self._request.name, self._intake.input
         own_bytes = {name: kind.instance_bytes(0)} if kind.is_reader else {}
-        alone = fitting.counts({name: 1.0}, fitting.Machine.present(), own_bytes)
+        alone = fitting.allocate_instances({name: 1.0}, fitting.Machine.present(), own_bytes)
         instances = self._request.instances or alone.counts[name]
         return instances + 1, instances * kind.instance_bytes(measured.memory_bytes) + PROCESS_BYTES
 
@@ -440,7 +442,7 @@ class StagedAddition:
         return pin
 
     def _examination(self) -> ExaminationRequest:
-        gates = Gates(images=self._images)
+        gates = ExaminationLimits(images=self._images)
         return examination_request(self._new / self._names.network, self._version, None, self._pin(), gates)
 
     def _progress(self, line: str) -> None:

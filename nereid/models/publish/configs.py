@@ -119,7 +119,7 @@ class Addition(NamedTuple):
         if document.get("dynamic_batching"):
             comments["dynamic_batching"] = SMALL
         message = json_format.ParseDict(document, empty_config())
-        return pbtxt.write(message, f"# {head}", comments)
+        return pbtxt.format_config(message, f"# {head}", comments)
 
     def _batch(self, group: Mapping[str, Any]) -> int:
         largest = GPU_BATCH if group == ON_GPU else CPU_BATCH

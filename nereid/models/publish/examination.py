@@ -35,7 +35,7 @@ Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
+class ExaminationLimits:
     """Limits for a new version, compared with the current one.
 
     Args:
@@ -80,7 +80,7 @@ class ExaminationRequest:
     document: Mapping[str, Any]
     current: Path | None = None
     labels: Path | None = None
-    gates: Gates = Gates()
+    gates: ExaminationLimits = ExaminationLimits()
     pinned: Path | None = None
     preprocess: Path | None = None
     preprocess_version: int = 0
@@ -174,7 +174,7 @@ class OutputChange(NamedTuple):
 
 
 class Examination(Protocol):
-    """What the outputs of a network mean; the face `examination` of a task is a class like this one.
+    """What the outputs of a network mean; the entry point `examination` of a task is a class like this one.
 
     It is called with an `ExaminationRequest` in the process of the examiner, and may raise InvalidConfig.
     """

@@ -24,8 +24,8 @@ from nereid.models.publish.child import Write
 from nereid.models.publish.examination import (
     Arrays,
     Examination,
+    ExaminationLimits,
     ExaminationRequest,
-    Gates,
     Measurements,
     NetworkInput,
     OutputChange,
@@ -33,7 +33,7 @@ from nereid.models.publish.examination import (
     Survey,
 )
 from nereid.repository import onnx_file, onnx_graph
-from nereid.repository.layout import InvalidLabels, check_count
+from nereid.repository.layout import InvalidLabels, check_label_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
 from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature
@@ -145,7 +145,7 @@ def check_labels(labels: Path | None, config: ModelConfig) -> None:
         return
     labelled = {entry["name"] for entry in config.document.get("output", ()) if entry.get("label_filename")}
     output = next((tensor for tensor in outputs if tensor.name in labelled), outputs[0])
-    check_count(labels, output)
+    check_label_count(labels, output)
 
 
 class OpenedNetwork:
@@ -338,7 +338,7 @@ def survey(request: ExaminationRequest, progress: Progress) -> Survey:
     if request.task is not DEFAULT:
         return seen
     several = outputs if len(outputs) > 1 else [network.run(sample) for sample in meaning.pair(samples)]
-    claiming = (task.name for task in TASKS if (claims := task.face("claims")) and claims(several))
+    claiming = (task.name for task in TASKS if (claims := task.entry_point("claims")) and claims(several))
     return replace(seen, claimed_by=next(claiming, ""))
 
 
@@ -414,13 +414,13 @@ def _measure(
 
 def _examination(request: ExaminationRequest) -> Examination:
     """Return what the outputs mean to the task of the network, or else to the default task."""
-    face = request.task.face("examination")
-    own = face if face and face.fits(request) else DEFAULT.face("examination")
+    entry_point = request.task.entry_point("examination")
+    own = entry_point if entry_point and entry_point.fits(request) else DEFAULT.entry_point("examination")
     examination: Examination = own(request)
     return examination
 
 
-def _greatest(changes: Iterable[OutputChange], gates: Gates, notes: list[str]) -> float:
+def _greatest(changes: Iterable[OutputChange], gates: ExaminationLimits, notes: list[str]) -> float:
     """Return the largest difference; one that exceeds the tolerance but is accepted is noted."""
     greatest, text = max(changes, key=lambda change: change.difference, default=(0.0, ""))
     if greatest > gates.tolerance:

@@ -13,7 +13,7 @@ from nereid.base.config.model_config import CONFIGS, ModelConfig, read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.actions import reason_in_use
 from nereid.models.publish.candidate import read_description
-from nereid.models.publish.examination import ExaminationRequest, Gates
+from nereid.models.publish.examination import ExaminationLimits, ExaminationRequest
 from nereid.models.routes.target import check_repository, find_routes, read_state
 from nereid.repository import pbtxt
 from nereid.repository.checksums import CHECKSUMS, digest
@@ -168,7 +168,7 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
 
 
 def examination_request(
-    folder: Path, candidate: Path, current: Path | None, pin: Pin | None, gates: Gates
+    folder: Path, candidate: Path, current: Path | None, pin: Pin | None, gates: ExaminationLimits
 ) -> ExaminationRequest:
     """Return the request to examine a version of the network in `folder`, with the models beside it.
 

@@ -26,10 +26,9 @@ from nereid.models.publish.actions import (
     checked_route,
 )
 from nereid.models.publish.candidate import Description
-from nereid.models.publish.engine import OperationJournal, StagedOperation, locked_repository
 from nereid.models.publish.examination import (
+    ExaminationLimits,
     ExaminationRequest,
-    Gates,
     Measurements,
     Rejected,
     examine,
@@ -46,9 +45,10 @@ from nereid.models.publish.network import (
     find_network,
     successor,
 )
+from nereid.models.publish.transaction import OperationJournal, StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
-from nereid.models.routes.target import RouteLocation, RouteState, find_routes, read_state
+from nereid.models.routes.target import RouteFile, RouteLocation, find_routes, read_state
 from nereid.repository import onnx_file
 from nereid.repository.layout import versions_there
 from nereid.server.control import NotReached
@@ -89,7 +89,7 @@ def publish(
     name: str,
     source: Path,
     record: ServerRecord | None,
-    gates: Gates | None = None,
+    gates: ExaminationLimits | None = None,
     share: float = 0,
     report: Callable[[str], None] = lambda line: None,
     precision: Precision | None = None,
@@ -118,7 +118,7 @@ def publish(
     check_share(share)
     with locked_repository(repository, record, report) as locked:
         check_none_active(repository, f"publish a version of '{name}'")
-        network, gates = find_network(repository, name), gates or Gates()
+        network, gates = find_network(repository, name), gates or ExaminationLimits()
         version = NewVersion(network, _current(network, gates.against), _next_version(locked.log, network))
         with locked.preparation("publish", network.name, version.number) as staged:
             models, variants = version.successors(repository, share)
@@ -163,7 +163,7 @@ def retire(
             *(Install(pin.model, pin.model) for pin in gone.pins),
             *(AddVariant(v.route, v.variant.name, v.variant.model, v.variant.weight) for v in gone.variants),
         )
-        locked.take_out("retire", network.name, version, actions)
+        locked.undo_earlier("retire", network.name, version, actions)
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
@@ -214,7 +214,7 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
             f"cannot roll back: route '{location.name}' has no version of '{network.name}' before {newest}"
         )
 
-    def propose(present: RouteState) -> Proposal:
+    def propose(present: RouteFile) -> Proposal:
         route, past = present.route(), [entry.parsed() for entry in reversed(present.all_entries)]
         known = (_weights(route, earlier) for route in past if route and not _weights(route, current))
         weights = next(filter(None, known), None) or _weights(route, earlier) or {earlier[0]: 1}
@@ -279,7 +279,7 @@ class NewVersion:
             )
 
     def stage(
-        self, staged: StagedOperation, source: Path, gates: Gates, precision: Precision | None
+        self, staged: StagedOperation, source: Path, gates: ExaminationLimits, precision: Precision | None
     ) -> Measurements:
         """Stage and examine the version; return its measurements."""
         network, report = self.network, staged.workspace.report
@@ -359,9 +359,9 @@ def _adapted(request: ExaminationRequest, source: Path, report: Callable[[str], 
     """
     assert request.current is not None
     document, path = request.document, onnx_file.network_path(request.candidate, request.document)
-    past, face = candidate.read_description(request.current), request.task.face("intake")
-    if past is None and face and face.has_one_form:
-        past = Description(source="", sha256="", task=face.name)
+    past, entry_point = candidate.read_description(request.current), request.task.entry_point("intake")
+    if past is None and entry_point and entry_point.has_one_form:
+        past = Description(source="", sha256="", task=entry_point.name)
     if past is None:
         return edit_file(path, fit_runtimes)
     original, content, intake = onnx_file.read(path), path.read_bytes(), named_intake(past.task)

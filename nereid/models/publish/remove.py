@@ -8,8 +8,8 @@ from nereid.backends.routing.assignment import Route
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.publish.actions import Action, Install
-from nereid.models.publish.engine import locked_repository
 from nereid.models.publish.network import successor
+from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_routes, read_state
 from nereid.repository.check import check
@@ -57,7 +57,7 @@ def remove(
             *(Install(file) for file in parts.files),
             Install(last, last),
         )
-        locked.take_out("remove", name, 0, actions)
+        locked.undo_earlier("remove", name, 0, actions)
         return parts.models
 
 

@@ -16,9 +16,9 @@ from nereid.base.watched_folder import POLL_S, changes
 from nereid.models.publish import publisher
 from nereid.models.publish.candidate import DESCRIPTION, read_description
 from nereid.models.publish.drop_folder import DropFolder, Publish, TemporaryFailure, WriteLine, journal_of
-from nereid.models.publish.engine import locked_repository
-from nereid.models.publish.examination import ExaminationFailed, Gates
+from nereid.models.publish.examination import ExaminationFailed, ExaminationLimits
 from nereid.models.publish.network import PublishedNetwork, find_network
+from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import RolloutActive
 from nereid.models.routes.target import check_repository
 from nereid.repository.checksums import CHECKSUMS, digest
@@ -31,7 +31,7 @@ LOCK_TIMEOUT_S = 0.5
 def publication(
     repository: Path,
     find_record: Callable[[], ServerRecord | None],
-    gates: Gates,
+    gates: ExaminationLimits,
     share: float,
     report: WriteLine,
 ) -> Publish:

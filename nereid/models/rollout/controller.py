@@ -38,7 +38,7 @@ from nereid.models.routes.change import (
     plan,
     served_status,
 )
-from nereid.models.routes.target import RouteLocation, RouteState, present_table, read_state
+from nereid.models.routes.target import RouteFile, RouteLocation, present_table, read_state
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -134,7 +134,7 @@ def at_step(rollout: Rollout) -> Propose:
     share, plan = rollout.share, rollout.plan
     is_shadow = plan.steps[rollout.step] == SHADOW
 
-    def propose(present: RouteState) -> Proposal:
+    def propose(present: RouteFile) -> Proposal:
         route = present.route()
         target = _variant(route, plan.candidate)
         shadow = Shadow(
@@ -149,7 +149,7 @@ def at_step(rollout: Rollout) -> Propose:
 def withdrawn(rollout: Rollout) -> Propose:
     """Propose the current route without traffic for the candidate."""
 
-    def propose(present: RouteState) -> Proposal:
+    def propose(present: RouteFile) -> Proposal:
         note = f"rollout of {rollout.plan.candidate}: {rollout.result}"
         route, control = present.route(), rollout.pair.control[0]
         if control not in (variant.name for variant in route.variants):
@@ -255,7 +255,7 @@ class Controller:
             table = planned.table if planned.is_needed else planned.present
             self._write(rollout, "begin", sha256=table.sha256)
 
-    def _announce(self, rollout: Rollout, present: RouteState) -> bool:
+    def _announce(self, rollout: Rollout, present: RouteFile) -> bool:
         """Write a route change to the journal after its hook; return whether the change may happen."""
         table = present_table(self._location, present)
         pair = compared(table, rollout.plan.candidate, rollout.pair.control[0])
@@ -277,7 +277,7 @@ class Controller:
         """Return a proposal for the route file `allowed`, or for one that already has the step's weights."""
         propose_step = at_step(rollout)
 
-        def propose(present: RouteState) -> Proposal:
+        def propose(present: RouteFile) -> Proposal:
             now = self.journals.read(rollout.number)
             if now is None or (now.phase, now.step) != (rollout.phase, rollout.step):
                 raise _Overtaken("a command has changed the rollout")
@@ -340,7 +340,7 @@ class Controller:
         is_over = verdict.outcome != Outcome.CONTINUE
         if is_over or now_s - self._written_s >= max(POLL_S, LINE_PART * measured.elapsed_s):
             self._written_s = now_s
-            values = {"elapsed_s": measured.elapsed_s, "look": measured.judged.total()}
+            values = {"elapsed_s": measured.elapsed_s, "look": measured.judge.total()}
             self._write(rollout, "look", verdict.reasons, **values)
         if is_over:
             self._decide(rollout, verdict)
@@ -379,7 +379,7 @@ class Controller:
         limit = read_state(self._location).route().shadow_max_in_flight
         return [f"a shadow runs only while fewer than {limit} requests are in flight (shadow_max_in_flight)"]
 
-    def _pause_for_edit(self, rollout: Rollout, present: RouteState) -> None:
+    def _pause_for_edit(self, rollout: Rollout, present: RouteFile) -> None:
         step = next((entry.parsed() for entry in present.entries if entry.sha256 == rollout.sha256), None)
         try:
             found = differences(step, present.route()) if step else []

@@ -125,7 +125,7 @@ class Evidence:
         return sum(count * math.log(factor) for count, factor in pairs if count)
 
 
-def chance_of_slower(candidate: Sequence[int], control: Sequence[int]) -> float:
+def slower_p_value(candidate: Sequence[int], control: Sequence[int]) -> float:
     """Return the probability that the candidate looks at least this much slower if both are equal.
 
     This is the p-value of the one-sided rank test of Mann and Whitney, with the normal approximation and the
@@ -148,7 +148,7 @@ def chance_of_slower(candidate: Sequence[int], control: Sequence[int]) -> float:
     return _upper_tail((wins - ours * theirs / 2 - 0.5) / math.sqrt(variance))
 
 
-def chance_of_split(requests: int, total: int, share: float) -> float:
+def split_p_value(requests: int, total: int, share: float) -> float:
     """Return the probability of a split at least this far from its share, if requests follow it.
 
     This is the p-value of the chi-square test with one degree of freedom.
@@ -181,12 +181,12 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class EventLimit:
     """A limit for one kind of event.
 
     `limit` bounds the candidate's rate by itself, `increase` its difference from the control's rate. Without
     `increase` the event has no control, such as a disagreement of a shadow with the response. A difference
-    below `tolerated` is never a reason to roll back, however many requests show it. With `is_in_phases`, the
+    below `tolerated` is never a reason to roll back, however many requests show it. With `is_in_blocks`, the
     events of one poll are not independent, for example slow requests.
     """
 
@@ -194,18 +194,18 @@ class Objective:
     limit: float
     increase: float | None = None
     tolerated: float = 0.0
-    is_in_phases: bool = False
+    is_in_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
+class StepLimits:
     """The limits that a candidate must keep.
 
     `risk` is the probability that a step rolls back a candidate that is as good as its control; `miss_risk`
     is the probability that it passes one that is worse by an objective's `increase`.
     """
 
-    events: tuple[Objective, ...]
+    events: tuple[EventLimit, ...]
     max_latency_ratio: float
     risk: float
     miss_risk: float
@@ -229,7 +229,7 @@ class PairCounts:
 class Sums:
     """All counts of a step for one event, and the evidence from them."""
 
-    objective: Objective
+    objective: EventLimit
     over: Evidence | None
     worse: Evidence | None
     not_worse: Evidence
@@ -265,7 +265,7 @@ class Sums:
         """Describe roughly how many requests the decision needs at the control's current rate."""
         if self.objective.increase is None:
             return ""
-        if self.objective.is_in_phases:
+        if self.objective.is_in_blocks:
             return f", about {polls_needed(self.objective, risk):,} polls needed"
         total = requests_needed(self.objective, share, round(self.control.rate, 3), risk)
         return f", about {math.ceil(total * share):,} needed"
@@ -280,7 +280,7 @@ class Sums:
 
 
 @dataclass(slots=True)
-class Step:
+class StepJudge:
     """The judgement of one step of a rollout.
 
     Args:
@@ -289,7 +289,7 @@ class Step:
         bounds: upper bounds of the latency buckets in seconds, without the last.
     """
 
-    objectives: Objectives
+    objectives: StepLimits
     share: float
     bounds: Sequence[float]
     _sums: list[Sums] = field(init=False)
@@ -345,14 +345,14 @@ class Step:
 
     def _gate(self) -> Verdict:
         drawn, total = self._drawn[0], sum(self._drawn)
-        if chance_of_split(drawn, total, self.share) < SPLIT_RISK:
+        if split_p_value(drawn, total, self.share) < SPLIT_RISK:
             expected = f"expected {self.share:.1%} for the candidate, got {drawn / total:.1%}"
             reason = f"traffic does not follow the weights: {expected}"
             return Verdict(Outcome.INCONCLUSIVE, (reason,))
         latencies = [_without_lag(counts) for counts in self._latencies]
         ours, theirs = (median(self.bounds, counts) for counts in latencies)
         ratio = ours / theirs
-        if ratio > self.objectives.max_latency_ratio and chance_of_slower(*latencies) < self._risk():
+        if ratio > self.objectives.max_latency_ratio and slower_p_value(*latencies) < self._risk():
             return Verdict(Outcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
         return Verdict(Outcome.PASS, tuple(str(sums) for sums in self._sums))
 
@@ -366,11 +366,11 @@ def _without_lag(counts: Sequence[int]) -> list[int]:
     return [int(count) for count in without_lag(dict(enumerate(counts))).values()]
 
 
-def _begin(objective: Objective) -> Sums:
+def _begin(objective: EventLimit) -> Sums:
     over = Evidence(objective.limit, against_smaller=True) if objective.limit < 1 else None
     if objective.increase is None:
         return Sums(objective, over, None, Evidence(objective.limit, against_smaller=False))
-    is_in_blocks = objective.is_in_phases
+    is_in_blocks = objective.is_in_blocks
     worse = Evidence(objective.tolerated, against_smaller=True, is_in_blocks=is_in_blocks)
     not_worse = Evidence(objective.increase, against_smaller=False, is_in_blocks=is_in_blocks)
     return Sums(objective, over, worse, not_worse)
@@ -381,7 +381,7 @@ def _percent(tally: Tally) -> str:
 
 
 @cache
-def requests_needed(objective: Objective, share: float, rate: float, risk: float) -> int:
+def requests_needed(objective: EventLimit, share: float, rate: float, risk: float) -> int:
     """Return roughly how many requests to both together show that an equal candidate is not worse."""
     increase = objective.increase or objective.limit
     low, high = 1.0, 1.0
@@ -394,7 +394,7 @@ def requests_needed(objective: Objective, share: float, rate: float, risk: float
 
 
 @cache
-def polls_needed(objective: Objective, risk: float) -> int:
+def polls_needed(objective: EventLimit, risk: float) -> int:
     """Return how many polls show that an equal candidate is not worse, for events in phases."""
     evidence = Evidence(objective.increase or objective.limit, against_smaller=False, is_in_blocks=True)
     for count in range(1, MAX_POLLS):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base.metrics_page import BUCKET, Snapshot
 from nereid.models.rollout import judge
-from nereid.models.rollout.judge import Objective, Objectives, Outcome, PairCounts, Tally, Verdict
+from nereid.models.rollout.judge import EventLimit, Outcome, PairCounts, StepLimits, Tally, Verdict
 from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.change import Served, read_metrics, read_page
@@ -15,7 +15,7 @@ from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
 # Outcomes that are the fault of a variant. The others are the fault of the caller or of the load.
-FAULTS = frozenset({"inference_failed", "deadline_exceeded", "unavailable", "error"})
+VARIANT_FAULTS = frozenset({"inference_failed", "deadline_exceeded", "unavailable", "error"})
 # Reasons for a variant that the route chooses itself. Callers that name a variant are not a random sample,
 # and the requests of one key all go to one variant.
 CHANCE, KEY = "weight", "route-key"
@@ -76,13 +76,14 @@ def _counts(growth: Snapshot, variant: tuple[str, str], slow_s: float) -> _Count
     labels = dict(zip(("variant", "version"), variant, strict=True))
     chosen = {**labels, "reason": (CHANCE, KEY)}
     # Older servers send no label `chosen`.
-    found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, without={"chosen": "false"})
+    found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, excluding={"chosen": "false"})
     buckets = {bound: int(found.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
     answered = max(0, sum(buckets.values()))
     slow = sum(count for bound, count in buckets.items() if bound > slow_s)
     return _Counts(
         Tally(
-            int(growth.total(REQUESTS, chosen)), int(growth.total(REQUESTS, {**chosen, "outcome": FAULTS}))
+            int(growth.total(REQUESTS, chosen)),
+            int(growth.total(REQUESTS, {**chosen, "outcome": VARIANT_FAULTS})),
         ),
         answered,
         slow,
@@ -107,7 +108,7 @@ class MetricsSnapshot:
 
 
 class Measurement:
-    """The running measurement of a step; `judged` contains its counts.
+    """The running measurement of a step; `judge` contains its counts.
 
     Args:
         rollout: with the counts of an earlier controller, if there was one.
@@ -117,9 +118,9 @@ class Measurement:
     def __init__(self, rollout: Rollout, now_s: float, open_s: float) -> None:
         self.rollout, self.elapsed_s, self._open_s = rollout, rollout.elapsed_s, open_s
         self._began_s = self._last_s = now_s
-        self.judged = judge.Step(objectives(rollout), rollout.share, BOUNDS)
+        self.judge = judge.StepJudge(objectives(rollout), rollout.share, BOUNDS)
         if rollout.look:
-            self.judged.add(rollout.look)
+            self.judge.add(rollout.look)
         self._page: MetricsSnapshot | None = None
         self._owed = [0, 0]
         # An open breaker may be left from an earlier failure.
@@ -147,7 +148,7 @@ class Measurement:
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
         growth, mine = page.metrics - before.metrics, self.rollout
-        self.judged.add(count_pair(growth, mine.pair, mine.slow_s, self._owed))
+        self.judge.add(count_pair(growth, mine.pair, mine.slow_s, self._owed))
         return True
 
     def verdict(self) -> Verdict:
@@ -165,10 +166,10 @@ class Measurement:
             if not self._was_closed:
                 waited_s = self._last_s - self._began_s
                 return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",))
-            total = self.judged.total().events.get(ERROR)
+            total = self.judge.total().events.get(ERROR)
             seen = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
             return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has opened{seen}",))
-        verdict = self.judged.verdict(self.elapsed_s >= plan.hold_s)
+        verdict = self.judge.verdict(self.elapsed_s >= plan.hold_s)
         if verdict.outcome == Outcome.CONTINUE and self.elapsed_s >= plan.patience_s:
             reason = f"no decision within {plan.patience_s:g} s"
             return Verdict(Outcome.INCONCLUSIVE, (reason, *verdict.reasons))
@@ -183,21 +184,21 @@ class Measurement:
         measured_s, share = self._last_s - self._began_s, self.rollout.share
         if not share or measured_s < max(self.rollout.plan.hold_s, MIN_TRIALS * self._open_s):
             return False
-        _, drawn_of_control = self.judged.total().drawn
+        _, drawn_of_control = self.judge.total().drawn
         return share == 1 or drawn_of_control * share / (1 - share) >= TRIAL_REQUESTS
 
 
-def objectives(rollout: Rollout) -> Objectives:
+def objectives(rollout: Rollout) -> StepLimits:
     """Return the limits that the candidate must keep in a step."""
     plan = rollout.plan
     if plan.steps[rollout.step] == SHADOW:
-        events: tuple[Objective, ...] = (Objective(DISAGREEMENT, plan.max_disagreement),)
+        events: tuple[EventLimit, ...] = (EventLimit(DISAGREEMENT, plan.max_disagreement),)
     else:
-        slow = Objective(
-            SLOW, plan.max_slow_ratio, plan.max_slow_increase, plan.max_slow_increase / 2, is_in_phases=True
+        slow = EventLimit(
+            SLOW, plan.max_slow_ratio, plan.max_slow_increase, plan.max_slow_increase / 2, is_in_blocks=True
         )
-        events = Objective(ERROR, plan.max_error_ratio, plan.max_error_increase), slow
-    return Objectives(
+        events = EventLimit(ERROR, plan.max_error_ratio, plan.max_error_increase), slow
+    return StepLimits(
         events,
         max_latency_ratio=1 + plan.max_latency_increase,
         risk=rollout.risk,

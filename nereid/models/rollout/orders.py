@@ -165,7 +165,7 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
     part = plan.shadow_percent / 100 if plan.steps[number] == SHADOW else share
     needed, least_s = {"min_requests": plan.min_requests / part}, plan.hold_s
     for objective in objectives(rollout).events if share < 1 else ():
-        if objective.is_in_phases:
+        if objective.is_in_blocks:
             least_s = max(least_s, judge.polls_needed(objective, 1 - plan.power) * POLL_S)
         elif objective.increase is not None:
             needed[objective.event] = judge.requests_needed(objective, share, error_rate, 1 - plan.power)

@@ -31,7 +31,7 @@ from nereid.base import files, metrics_page
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import Append
 from nereid.base.metrics_page import Snapshot
-from nereid.models.routes.target import RouteChange, RouteLocation, RouteState, describe, read_state
+from nereid.models.routes.target import RouteChange, RouteFile, RouteLocation, describe, read_state
 from nereid.server.control import RESPONSE_S, Control, NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -199,7 +199,7 @@ class Proposal:
     note: str
 
 
-Propose = Callable[[RouteState], Proposal]
+Propose = Callable[[RouteFile], Proposal]
 
 
 class Superseded(OperationFailed):
@@ -210,7 +210,7 @@ class Superseded(OperationFailed):
 class PlannedChange:
     """A checked change from the current state to the new route, which is served as `table`."""
 
-    present: RouteState
+    present: RouteFile
     table: Table
     note: str
 
@@ -246,7 +246,7 @@ def read_weights(words: list[str]) -> dict[str, float]:
 def reweighted(weights: Mapping[str, float]) -> Propose:
     """Propose the current route with new weights."""
 
-    def propose(present: RouteState) -> Proposal:
+    def propose(present: RouteFile) -> Proposal:
         route = present.route()
         known = [variant.name for variant in route.variants]
         if unknown := [name for name in weights if name not in known]:
@@ -262,7 +262,7 @@ def reweighted(weights: Mapping[str, float]) -> Propose:
 def with_fallbacks(names: Sequence[str]) -> Propose:
     """Propose the current route with these variants as its fallbacks, in this order."""
 
-    def propose(present: RouteState) -> Proposal:
+    def propose(present: RouteFile) -> Proposal:
         document = msgspec.to_builtins(present.route()) | {"fallbacks": names}
         try:
             return Proposal(parse_route(msgspec.json.encode(document)), "set fallbacks")
@@ -275,7 +275,7 @@ def with_fallbacks(names: Sequence[str]) -> Propose:
 def replaced(text: bytes, source: str) -> Propose:
     """Propose the route in `text`, which was read from `source`."""
 
-    def propose(present: RouteState) -> Proposal:
+    def propose(present: RouteFile) -> Proposal:
         try:
             return Proposal(parse_route(text), "set from file")
         except InvalidConfig as error:
@@ -291,7 +291,7 @@ def reverted(generation: int | None) -> Propose:
     that was edited by hand keeps its number.
     """
 
-    def propose(present: RouteState) -> Proposal:
+    def propose(present: RouteFile) -> Proposal:
         found = _former(present, generation)
         different = [pair for pair in found if present.differs_from(pair[1])]
         if not found or (generation is None and not different):
@@ -302,17 +302,17 @@ def reverted(generation: int | None) -> Propose:
     return propose
 
 
-def previous(present: RouteState) -> Route | None:
+def previous(present: RouteFile) -> Route | None:
     """Return the newest route of the history that differs from the file's, apart from the generation."""
     return next((route for _, route in _former(present, None) if present.differs_from(route)), None)
 
 
-def _former(present: RouteState, generation: int | None) -> list[tuple[RouteChange, Route]]:
+def _former(present: RouteFile, generation: int | None) -> list[tuple[RouteChange, Route]]:
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
 
 
-def _nothing_to_revert_to(present: RouteState, generation: int | None) -> str:
+def _nothing_to_revert_to(present: RouteFile, generation: int | None) -> str:
     if generation is None:
         return f"cannot revert '{present.path}': its history has no other route"
     known = sorted({entry.generation for entry, _ in _former(present, None)})
@@ -387,7 +387,7 @@ def change_with_retry(
     return change(target, propose, server, is_offline=True, wait_s=wait_s)
 
 
-def _nothing_to_change(target: RouteLocation, present: RouteState, server: RunningServer | None) -> str:
+def _nothing_to_change(target: RouteLocation, present: RouteFile, server: RunningServer | None) -> str:
     status = f", {served_status(server, target.name, present.sha256)[0]}" if server else ""
     return f"{target.name}: nothing to change, {describe(present.route())}{status}"
 

@@ -75,7 +75,7 @@ class RouteLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteState:
+class RouteFile:
     """A route file as it is now: its text, None if the file is missing, and its history, oldest first.
 
     `unrecorded` is the entry that the history lacks for the current text.
@@ -193,7 +193,7 @@ def _configs(repository: Path, broken: list[str] | None = None) -> Iterator[tupl
                 broken.append(str(error))
 
 
-def read_state(location: RouteLocation) -> RouteState:
+def read_state(location: RouteLocation) -> RouteFile:
     """Read a route's file and history.
 
     Raises:
@@ -204,8 +204,8 @@ def read_state(location: RouteLocation) -> RouteState:
     try:
         text, status = route_file.read(location.path)
     except FileNotFoundError:
-        return RouteState(location.path, None, entries, None)
-    return RouteState(location.path, text, entries, _unrecorded(entries, text, status))
+        return RouteFile(location.path, None, entries, None)
+    return RouteFile(location.path, text, entries, _unrecorded(entries, text, status))
 
 
 def _unrecorded(entries: Sequence[RouteChange], text: bytes, status: os.stat_result) -> RouteChange | None:
@@ -230,7 +230,7 @@ def _document(text: bytes) -> Raw:
         return Raw(msgspec.json.encode(text.decode(errors="replace")))
 
 
-def present_table(location: RouteLocation, present: RouteState) -> Table:
+def present_table(location: RouteLocation, present: RouteFile) -> Table:
     """Parse the current route file as the server does.
 
     Raises:

@@ -497,7 +497,7 @@ class Supervisor:
                     continue
                 former = self._of(model).former
                 if all(stub.process in former for stub in stubs if stub.model == model) and (
-                    changed := self._retire_former(model, versions, now_s)
+                    changed := self._mark_former_replaced(model, versions, now_s)
                 ):
                     return changed
                 return self._order(Reload(model, frozenset(versions), cause), now_s)
@@ -516,7 +516,7 @@ class Supervisor:
             return kills
         return []
 
-    def _retire_former(self, model: str, versions: Collection[int], now_s: float) -> Commands:
+    def _mark_former_replaced(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up the processes before the last repair, if others run; report another number of instances."""
         former, in_use = self._of(model).former, self._stubs.of(model, versions)
         old = {stub.slot for stub in in_use if stub.process in former and stub.process not in self._replaced}
@@ -559,7 +559,9 @@ class Supervisor:
             return [Log(text)]
         self._of(order.model).former = repair.old
         # In poll mode, the load has not happened yet.
-        changed = self._retire_former(order.model, order.versions, now_s) if self._mode == "explicit" else []
+        changed = (
+            self._mark_former_replaced(order.model, order.versions, now_s) if self._mode == "explicit" else []
+        )
         return [Log(text), *changed]
 
     def _close_repair(self, now_s: float, is_refused: bool = False) -> None:

@@ -378,10 +378,10 @@ class Watchdog:
     def _load_again(self, order: supervisor.Reload, folder: Path) -> None:
         touched = [supervisor.touch(folder / str(version)) for version in order.versions]
         if self._options.model_control_mode != "poll":
-            in_use = self._control.instances(order.model).count
+            instance_count = self._control.instances(order.model).count
             if not all(touched):  # another user owns the files: the loaded versions must be unloaded first
                 self._control.unload(order.model)
-            self._control.load(order.model, in_use)
+            self._control.load(order.model, instance_count)
 
     def _handle(self, event: Event) -> None:
         with self._lock:

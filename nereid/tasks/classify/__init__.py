@@ -21,7 +21,7 @@ CLASSIFY = Task(
         csv="Print one row per image, with its best class.",
         numbers=(NumberOption("top", "top_k", 5, "Number of classes to print per image."),),
     ),
-    faces={
+    entry_points={
         "outputs": "classify.outputs:outputs_of",
         "result": "classify.result:PREDICTIONS",
         "client": "classify.client:Classifier",
@@ -29,7 +29,7 @@ CLASSIFY = Task(
         "view": "classify.view:VIEW",
         "endpoint": "classify.endpoint:CLASSIFY",
         "intake": "classify.intake:ClassifierIntake",
-        "examination": "classify.examination:ComparedScores",
+        "examination": "classify.examination:ScoreExamination",
     },
     public={"client": ("Classifier", "AsyncClassifier"), "result": ("Label", "Prediction")},
 )

@@ -7,7 +7,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from nereid.gateway.endpoint import (
+from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, Reason, invalid_request
+from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.http.middleware import log
+from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
+from nereid.gateway.inference import ImageCall, run
+from nereid.gateway.state import Gateway
+from nereid.gateway.task_endpoint import (
     BODY_ERRORS,
     IMAGE_ERRORS,
     PHOTOS,
@@ -22,14 +28,8 @@ from nereid.gateway.endpoint import (
     timings,
     top_k_of,
 )
-from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, Reason, invalid_request
-from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.middleware import log
-from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
-from nereid.gateway.inference import ImageCall, run
-from nereid.gateway.state import Gateway
 from nereid.tasks.classify.result import PREDICTIONS, Prediction
-from nereid.vision.imaging.formats.size import LARGE_WORK, read_size, work_of
+from nereid.vision.imaging.formats.size import LARGE_WORK, read_header, work_of
 
 PARAMETERS: Mapping[str, Parameter] = {
     "top_k": (
@@ -111,10 +111,10 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     settings = gateway.settings
     left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
     query = parameters(request, PARAMETERS)
-    gateway.admission.check(left_s, request.owner)
+    gateway.admission.check(left_s, request.key_id)
     batch = await gateway.uploads.several(request, left_s)
     received_s = request.end_stage("receive")
-    sizes = [read_size(image.image) for image in batch.images]
+    sizes = [read_header(image.image) for image in batch.images]
     work = [work_of(size, settings.max_pixels) for size in sizes]
     gateway.quotas.take(request.key, sum(work) - 1, is_debt=True)
     given = merged(query, batch)
@@ -193,7 +193,7 @@ def remember(
 ) -> None:
     """Remember the best class of an answer so that feedback can refer to it."""
     if found.labels:
-        best, name = found.labels[0], _name(request.owner, request.request_id, image)
+        best, name = found.labels[0], _name(request.key_id, request.request_id, image)
         variant = gateway.metrics.variant_label(found.variant)
         gateway.memory.remember(name, request.model.name, variant, best.index, best.name)
 
@@ -201,7 +201,7 @@ def remember(
 async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Compare an answer to the same key with the true class, and count the result once."""
     given = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Feedback)
-    rated = gateway.memory.rate(_name(request.owner, given.request_id, given.image), given.label)
+    rated = gateway.memory.rate(_name(request.key_id, given.request_id, given.image), given.label)
     if rated is None:
         raise Failure(
             "unknown_request",
@@ -213,10 +213,10 @@ async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse
     return json_response(FeedbackAnswer(given.request_id, rated.model, rated.variant, rated.is_correct))
 
 
-def _name(owner: str, request_id: str, image: str | int | None) -> str:
+def _name(key_id: str, request_id: str, image: str | int | None) -> str:
     # Callers choose the ids, so another key may have used the same one. An image's id and its position are
     # different names, as in the body of a batch.
-    return f"{owner}\0{request_id}" if image is None else f"{owner}\0{request_id}\0{image!r}"
+    return f"{key_id}\0{request_id}" if image is None else f"{key_id}\0{request_id}\0{image!r}"
 
 
 _BATCH = Operation(

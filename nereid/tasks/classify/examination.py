@@ -39,7 +39,7 @@ PROBABILITIES, INDEPENDENT = "probabilities", "independent probabilities"
 NUMBER, VECTOR = "one number", "a vector of length 1 (an embedding), as the network returns it"
 
 
-class ComparedScores:
+class ScoreExamination:
     """Outputs that are returned to callers unchanged."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)

@@ -15,8 +15,8 @@ from nereid.models.publish.intake.chosen_task import InputKind
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import (
     ULTRALYTICS,
+    ExporterSettings,
     NetworkFacts,
-    Noted,
     Size,
     ultralytics_size,
 )
@@ -33,7 +33,7 @@ class ClassifierIntake:
     has_one_form = leaves_out_by_score = False
 
     @staticmethod
-    def noted(metadata: Mapping[str, str]) -> Noted | None:
+    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
         """Return resizing of the shorter side and a centre crop.
 
         Source: ultralytics, data/augment.py, classify_transforms; mean 0 and std 1 of pixels / 255.
@@ -41,7 +41,9 @@ class ClassifierIntake:
         size = ultralytics_size(metadata)
         if metadata.get("task") != "classify" or not any(size):
             return None
-        return Noted({"resize_shorter_px": str(max(size)), "scale": str(1 / 255)}, ULTRALYTICS, size)
+        return ExporterSettings(
+            {"resize_shorter_px": str(max(size)), "scale": str(1 / 255)}, ULTRALYTICS, size
+        )
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or the only output has two dims."""

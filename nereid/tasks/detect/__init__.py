@@ -20,7 +20,7 @@ DETECT = Task(
         note="An image without objects is not a failure.",
         draws=True,
     ),
-    faces={
+    entry_points={
         "outputs": "detect.outputs:outputs_of",
         "result": "detect.result:DETECTIONS",
         "client": "detect.client:Detector",
@@ -28,7 +28,7 @@ DETECT = Task(
         "view": "detect.view:VIEW",
         "endpoint": "detect.endpoint:DETECT",
         "intake": "detect.intake:DetectorIntake",
-        "examination": "detect.examination:ComparedObjects",
+        "examination": "detect.examination:ObjectExamination",
         "post_processing": "detect.detector:ObjectFinder.from_config",
         "check": "detect.intake:check",
     },

@@ -11,7 +11,7 @@ from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.errors import InvalidConfig
 from nereid.base.units import split_lines
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import Frame, NetworkOutput
+from nereid.tasks.detect.layouts import InputSize, NetworkOutput
 from nereid.tasks.detect.outputs import iou, match
 from nereid.vision.imaging.decode import Limits, read_upright_size
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -118,7 +118,7 @@ class ObjectFinder:
             if IMAGE not in tensors or tensors[IMAGE].type_and_dims != "TYPE_STRING [1]":
                 raise UnknownHead(f"expected an input '{IMAGE}' TYPE_STRING [1]")
             _check_outputs(config)
-            frame = Frame(transform.height_px, transform.width_px)
+            frame = InputSize(transform.height_px, transform.width_px)
             head = find_head([each for each in outputs if each.name != IMAGE], frame, settings.head)
             if unused := sorted(tensors.keys() - {IMAGE, *(each.name for each in head.outputs)}):
                 raise UnknownHead(f"input '{unused[0]}' is not an output that head {settings.head} uses")
@@ -152,7 +152,7 @@ class ObjectFinder:
         # A box that lies entirely in the padding has no area in the image.
         is_inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
         best, boxes = best[is_inside], boxes[is_inside]
-        if self.head.layout.suppresses:
+        if self.head.layout.has_nms:
             kept = np.arange(len(best))[:MAX_OBJECTS]
         else:
             kept = suppress(found.boxes[best], found.classes[best], self.iou_threshold, MAX_OBJECTS)

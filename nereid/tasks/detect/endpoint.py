@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nereid.gateway.endpoint import PHOTOS, Answered, Endpoint, TimingsMs
+from nereid.gateway.task_endpoint import PHOTOS, Answered, Endpoint, TimingsMs
 
 Sides = Annotated[list[float], Meta(min_length=4, max_length=4)]
 

@@ -32,7 +32,7 @@ SHOWN = 10
 SEARCHED = 0.5
 
 
-class ComparedObjects:
+class ObjectExamination:
     """Outputs that a `boxes` model converts to objects."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)

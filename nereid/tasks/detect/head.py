@@ -11,7 +11,7 @@ from nereid.tasks.detect.layouts import (
     LAYOUTS,
     STRIDES_PX,
     Candidates,
-    Frame,
+    InputSize,
     Layout,
     NetworkOutput,
     Rows,
@@ -23,7 +23,7 @@ from nereid.tasks.detect.layouts import (
 # Source: ultralytics, cfg/models: v8/yolov8-p6.yaml, v8/yolov8-p2.yaml and v3/yolov3-tiny.yaml.
 GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64), (4, *STRIDES_PX), (16, 32))
 # Exports with built-in NMS return fewer rows; a network without NMS has more anchors.
-MAX_SUPPRESSED_ROWS = 1000
+MAX_NMS_ROWS = 1000
 
 
 class UnknownHead(ValueError):
@@ -42,7 +42,7 @@ class Head:
 
     name: str
     outputs: tuple[NetworkOutput, ...]
-    frame: Frame
+    frame: InputSize
 
     @property
     def layout(self) -> Layout:
@@ -88,7 +88,7 @@ class Head:
                 )
 
 
-def find_head(outputs: Sequence[NetworkOutput], frame: Frame, name: str = "", labels: int = 0) -> Head:
+def find_head(outputs: Sequence[NetworkOutput], frame: InputSize, name: str = "", labels: int = 0) -> Head:
     """Return a network's head.
 
     Args:
@@ -116,7 +116,7 @@ def find_head(outputs: Sequence[NetworkOutput], frame: Frame, name: str = "", la
     raise UnknownHead(f"expected the outputs of a detector, got {_described(outputs)}; known: {layouts}")
 
 
-def _named(outputs: Sequence[NetworkOutput], frame: Frame, name: str) -> Head:
+def _named(outputs: Sequence[NetworkOutput], frame: InputSize, name: str) -> Head:
     if name not in LAYOUTS:
         raise UnknownHead(f"invalid head: expected one of {', '.join(LAYOUTS)}, got '{name}'")
     roles = LAYOUTS[name].find(outputs)
@@ -128,7 +128,7 @@ def _named(outputs: Sequence[NetworkOutput], frame: Frame, name: str) -> Head:
     return Head(name, roles, frame)
 
 
-def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: Frame, labels: int) -> bool:
+def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: InputSize, labels: int) -> bool:
     """Return whether this is the only possible layout for outputs of this form."""
     cells = {grid_cells(frame, strides) for strides in GRIDS_PX}
     anchored = {ANCHORS_PER_CELL * each for each in cells}
@@ -141,13 +141,13 @@ def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: Frame, labels:
         # RF-DETR has such names, and one column more than classes without a softmax.
         if name == "detr" and {each.name for each in roles} == {"dets", "labels"}:
             return False
-        is_short = first[0] <= MAX_SUPPRESSED_ROWS and first[0] not in cells
+        is_short = first[0] <= MAX_NMS_ROWS and first[0] not in cells
         return bool(labels) and first[1] == labels + (name == "detr") and is_short
     if name == "yolonas":
         return first[0] in cells
     if name == "rtdetr":
         # Rows of 6 or 7 numbers may also come from NMS.
-        return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
+        return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_NMS_ROWS
     if name in ("tensorflow", "torchvision"):
         return True
     if name == "rtdetr_best":  # its rows look like NMS output
@@ -155,11 +155,11 @@ def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: Frame, labels:
     if len(roles) == 1 and labels and first[1] == labels + 4:  # or a row of `rtdetr`
         return False
     # Decoded and undecoded YOLOX exports have the same shape.
-    is_short = 0 < first[0] <= MAX_SUPPRESSED_ROWS and first[0] not in cells | anchored if first else True
+    is_short = 0 < first[0] <= MAX_NMS_ROWS and first[0] not in cells | anchored if first else True
     return name == "nms" and (len(roles) > 1 or is_short)
 
 
-def _cells(cells: int, frame: Frame, got: int) -> str:
+def _cells(cells: int, frame: InputSize, got: int) -> str:
     size = f"{frame.height_px} x {frame.width_px}"
     return f"expected {cells:,} anchors, one per cell of {size} pixels with strides 8, 16, 32, got {got:,}"
 

@@ -16,8 +16,8 @@ from nereid.models.publish.intake.graph_edits import COLOURS, Activation, add_ba
 from nereid.models.publish.intake.network_facts import (
     ANY_SIZE,
     ULTRALYTICS,
+    ExporterSettings,
     NetworkFacts,
-    Noted,
     Size,
     literal,
     ultralytics_size,
@@ -33,7 +33,7 @@ from nereid.repository import onnx_file
 from nereid.repository.check import Profile, Verdict
 from nereid.tasks.detect.detector import ObjectFinder
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import LAYOUTS, Frame, NetworkOutput
+from nereid.tasks.detect.layouts import LAYOUTS, InputSize, NetworkOutput
 from nereid.vision.imaging.preprocess_settings import PRESETS
 from nereid.vision.inference.signature import Signature
 
@@ -54,7 +54,7 @@ RESULTS = (
 )
 
 
-def returns_one_image(signature: Signature) -> bool:
+def lacks_batch_dimension(signature: Signature) -> bool:
     """Return whether results have no batch dimension, as with torchvision's detectors."""
     outputs = [
         NetworkOutput(name, tensor.datatype, tensor.shape) for name, tensor in signature.outputs.items()
@@ -66,7 +66,7 @@ def returns_one_image(signature: Signature) -> bool:
 def usual_size(signature: Signature) -> Size:
     """Return the size for a network that resizes its images itself; zeros for other networks."""
     is_tensorflow = LAYOUTS["tensorflow"].find([NetworkOutput(name, "", ()) for name in signature.outputs])
-    return USUAL_SIZE if is_tensorflow or returns_one_image(signature) else ANY_SIZE
+    return USUAL_SIZE if is_tensorflow or lacks_batch_dimension(signature) else ANY_SIZE
 
 
 class DetectorIntake:
@@ -77,7 +77,7 @@ class DetectorIntake:
     has_one_form = leaves_out_by_score = False
 
     @staticmethod
-    def noted(metadata: Mapping[str, str]) -> Noted | None:
+    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
         """Return the head and a letterbox resize or, for RT-DETR, a plain resize."""
         if metadata.get("task") != "detect":
             return None
@@ -91,13 +91,13 @@ class DetectorIntake:
             # Ever since Ultralytics records the head, the decoder returns only the best class of each row.
             head = "rtdetr_best" if metadata.get("head") == "RTDETRDecoder" else "rtdetr"
         preset = PRESETS["rtdetr" if is_rtdetr else "yolo"]
-        return Noted(preset, ULTRALYTICS, ultralytics_size(metadata), head)
+        return ExporterSettings(preset, ULTRALYTICS, ultralytics_size(metadata), head)
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or the outputs match exactly one layout."""
         if facts.task:
             return facts.task == self.name
-        if returns_one_image(facts.signature):
+        if lacks_batch_dimension(facts.signature):
             return True
         shapes = [tensor.shape for tensor in facts.signature.inputs.values()]
         if len(shapes) != 1 or len(shapes[0]) != 4:
@@ -105,7 +105,7 @@ class DetectorIntake:
         sides = shapes[0][1:3] if shapes[0][3] in COLOURS and shapes[0][1] not in COLOURS else shapes[0][2:]
         height, width = (known if each == -1 else each for each, known in zip(sides, size, strict=True))
         try:
-            find_head(_outputs(facts.signature), Frame(height, width), labels=len(facts.labels))
+            find_head(_outputs(facts.signature), InputSize(height, width), labels=len(facts.labels))
         except UnknownHead:
             return False
         return True
@@ -114,7 +114,7 @@ class DetectorIntake:
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file to take [N,3,H,W] and return outputs of N rows; numbers become FP32."""
-        is_unbatched = returns_one_image(onnx_file.read(path).signature)
+        is_unbatched = lacks_batch_dimension(onnx_file.read(path).signature)
         changes = adaptation.edit_file(path, add_batch) if is_unbatched else []
         changes += adaptation.adapt_outputs_of_file(path, choices.size)
         signature = onnx_file.read(path).signature
@@ -178,7 +178,7 @@ def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[S
     image, is_channels_last = read_input(signature.inputs, choices.size)
     height, width = image.dims[:2] if is_channels_last else image.dims[1:]
     try:
-        head = find_head(_outputs(signature), Frame(height, width), choices.head, labels)
+        head = find_head(_outputs(signature), InputSize(height, width), choices.head, labels)
     except UnknownHead as error:
         raise WrongUsage(str(error)) from None
     return image, head, is_channels_last

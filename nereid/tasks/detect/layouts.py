@@ -13,7 +13,7 @@ STRIDES_PX = (8, 16, 32)
 MAX_EXPONENT = 80.0
 
 
-class Frame(NamedTuple):
+class InputSize(NamedTuple):
     """Height and width of the network's input, in pixels."""
 
     height_px: int
@@ -35,10 +35,10 @@ class Candidates(NamedTuple):
 
 
 Rows = Sequence[np.ndarray]
-Decode = Callable[[Rows, Frame, float], Candidates]
+Decode = Callable[[Rows, InputSize, float], Candidates]
 
 
-def yolov5(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def yolov5(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [A, 5 + C]: centre and size in pixels, objectness, one probability per class."""
     (found,) = rows
     found = found[found[:, 4] >= threshold]
@@ -49,7 +49,7 @@ def yolov5(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     return Candidates(boxes, scores[is_likely], classes[is_likely])
 
 
-def yolox(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [A, 5 + C]: as YOLOv5, but with offsets in cells and logarithms of sizes in cells."""
     (found,) = rows
     is_likely = found[:, 4] >= threshold
@@ -65,7 +65,7 @@ def yolox(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     return Candidates(boxes, scores[kept], classes[kept])
 
 
-def cell_places(frame: Frame) -> np.ndarray:
+def cell_places(frame: InputSize) -> np.ndarray:
     """Return each cell's column, row and stride, float64[cells, 3], in YOLOX's order."""
     parts = []
     for stride in STRIDES_PX:
@@ -75,7 +75,7 @@ def cell_places(frame: Frame) -> np.ndarray:
     return places
 
 
-def yolov8(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def yolov8(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [4 + C, A]: centre and size in pixels, one probability per class; no objectness."""
     (found,) = rows
     scores = found[4:].max(0)
@@ -85,7 +85,7 @@ def yolov8(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     return Candidates(boxes, scores[is_likely], classes)
 
 
-def detr(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def detr(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode logits [Q, C + 1], whose last class means no object, and boxes [Q, 4]."""
     logits, boxes = rows
     powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
@@ -93,14 +93,14 @@ def detr(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     return _queries(probabilities[:, :-1], boxes, frame, threshold)
 
 
-def detr_sigmoid(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def detr_sigmoid(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode logits [Q, C] of independent classes, and boxes [Q, 4]."""
     logits, boxes = rows
     powers = np.exp(-np.abs(logits.astype(np.float64)))
     return _queries(np.where(logits >= 0, 1, powers) / (1 + powers), boxes, frame, threshold)
 
 
-def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, threshold: float) -> Candidates:
+def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: InputSize, threshold: float) -> Candidates:
     """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre and size as frame fractions."""
     classes, best = _best(probabilities)
     scores = best.astype(np.float32)
@@ -110,7 +110,7 @@ def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, thresho
     return Candidates(_corners(sized), scores[kept], classes[kept])
 
 
-def cornered(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def cornered(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode probabilities [A, C] and boxes [A, 4]: corners in pixels."""
     scores, boxes = rows
     classes, best = _best(scores)
@@ -118,13 +118,13 @@ def cornered(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     return Candidates(boxes[kept].astype(np.float64), best[kept], classes[kept])
 
 
-def fractions(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def fractions(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [Q, 4 + C]: centre and size as fractions of the frame, one probability per class."""
     (found,) = rows
     return _queries(found[:, 4:], found[:, :4], frame, threshold)
 
 
-def fractions_best(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def fractions_best(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [Q, 6]: centre and size as fractions of the frame, score, class."""
     (found,) = rows
     found = found[found[:, 4] >= threshold]
@@ -132,23 +132,23 @@ def fractions_best(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     return Candidates(_corners(sized), found[:, 4], found[:, 5].astype(np.int64))
 
 
-def tensorflow(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def tensorflow(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode count, boxes [M, 4] (top, left, bottom, right as frame fractions), scores, classes from 1."""
-    boxes, scores, classes = _suppressed_parts(rows)
+    boxes, scores, classes = _nms_parts(rows)
     kept = (scores >= threshold) & (classes >= 1)
     height, width = frame
     corners = boxes[kept][:, [1, 0, 3, 2]].astype(np.float64) * (width, height, width, height)
     return Candidates(corners, scores[kept], classes[kept].astype(np.int64) - 1)
 
 
-def suppressed(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+def decode_nms(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode the output of a network with built-in NMS: corners in pixels of its input."""
-    boxes, scores, classes = _suppressed_parts(rows)
+    boxes, scores, classes = _nms_parts(rows)
     kept = (scores >= threshold) & (classes >= 0)
     return Candidates(boxes[kept].astype(np.float64), scores[kept], classes[kept].astype(np.int64))
 
 
-def _suppressed_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _nms_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if len(rows) == 4:
         number, boxes, scores, classes = rows
         count = max(0, int(number.reshape(-1)[0]))
@@ -208,7 +208,7 @@ class Layout:
         find: returns the outputs by role; () if the layout does not match.
         decode: converts one image's outputs by role, the frame and the minimum score to candidates.
         classes: class axis of the first output, and its other entries; () if the shapes have no classes.
-        suppresses: whether the network itself has already removed boxes of the same object.
+        has_nms: whether the network itself has already removed boxes of the same object.
         first_class: the network's number for its first class.
         preprocessing: what remains to be done for a network that resizes or normalises its images itself.
     """
@@ -217,7 +217,7 @@ class Layout:
     find: Find
     decode: Decode
     classes: tuple[int, int] | tuple[()] = ()
-    suppresses: bool = False
+    has_nms: bool = False
     first_class: int = 0
     preprocessing: Mapping[str, str] = field(default_factory=dict)
 
@@ -229,7 +229,7 @@ class Layout:
         return max(0, outputs[0].dims[axis] - others)
 
 
-def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
+def grid_cells(frame: InputSize, strides_px: Sequence[int] = STRIDES_PX) -> int:
     """Return the total number of cells of all grids over a frame."""
     return sum((frame.height_px // stride) * (frame.width_px // stride) for stride in strides_px)
 
@@ -276,7 +276,7 @@ def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, .
     return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
 
 
-def _find_suppressed(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+def _find_nms(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return [M, 6 or 7], or [M, 5] and classes [M], or count, boxes [M, 4], scores [M], classes [M]."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]
@@ -303,9 +303,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "yolov5": Layout("[N,anchors,5+classes]", _find_rows, yolov5, (1, 5)),
     "yolov8": Layout("[N,4+classes,anchors]", _find_columns, yolov8, (0, 4)),
     "yolox": Layout("[N,anchors,5+classes], not decoded", _find_rows, yolox, (1, 5)),
-    "detr": Layout("logits [N,Q,classes+1] and boxes [N,Q,4]", _find_queries, detr, (1, 1), suppresses=True),
+    "detr": Layout("logits [N,Q,classes+1] and boxes [N,Q,4]", _find_queries, detr, (1, 1), has_nms=True),
     "detr_sigmoid": Layout(
-        "logits [N,Q,classes] and boxes [N,Q,4]", _find_queries, detr_sigmoid, (1, 0), suppresses=True
+        "logits [N,Q,classes] and boxes [N,Q,4]", _find_queries, detr_sigmoid, (1, 0), has_nms=True
     ),
     "yolonas": Layout("boxes [N,anchors,4] and scores [N,anchors,classes]", _find_queries, cornered, (1, 0)),
     "rtdetr": Layout(
@@ -313,34 +313,34 @@ LAYOUTS: Mapping[str, Layout] = {
         _matrix(lambda dims: dims[1] > 4),
         fractions,
         (1, 4),
-        suppresses=True,
+        has_nms=True,
     ),
     "rtdetr_best": Layout(
         "[N,Q,6]: boxes as parts of the image, score, class",
         _matrix(lambda dims: dims[1] == 6),
         fractions_best,
-        suppresses=True,
+        has_nms=True,
     ),
     "tensorflow": Layout(
         ", ".join(TENSORFLOW),
         _find_tensorflow,
         tensorflow,
-        suppresses=True,
+        has_nms=True,
         first_class=1,
         preprocessing={"resize": "exact"},
     ),
     "torchvision": Layout(
         "boxes [N,M,4], scores [N,M] and INT64 classes [N,M]",
         _find_torchvision,
-        suppressed,
-        suppresses=True,
+        decode_nms,
+        has_nms=True,
         # Source: torchvision, models/detection/transform.py; the network resizes and normalises.
         preprocessing={"resize": "exact", "scale": str(1 / 255)},
     ),
     "nms": Layout(
         "[N,M,6 or 7], or [N,M,5] and classes [N,M], or number, boxes [N,M,4], scores, classes [N,M]",
-        _find_suppressed,
-        suppressed,
-        suppresses=True,
+        _find_nms,
+        decode_nms,
+        has_nms=True,
     ),
 }

@@ -1,6 +1,6 @@
 """`POST /v1/embed`: the embedding of an image."""
 
-from nereid.gateway.endpoint import PHOTOS, Answered, Endpoint, TimingsMs
+from nereid.gateway.task_endpoint import PHOTOS, Answered, Endpoint, TimingsMs
 
 
 class EmbedAnswer(Answered):

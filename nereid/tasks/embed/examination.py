@@ -28,7 +28,7 @@ LARGEST_COMPONENT = 0.9
 SAME = 0.999
 
 
-class ComparedVectors:
+class VectorExamination:
     """Vectors that are returned to callers unchanged."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)

@@ -11,7 +11,7 @@ from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
 from nereid.models.publish.intake.serving_settings import Images, ServingSettings, read_rows
 from nereid.vision.inference.signature import Signature
 
@@ -29,7 +29,7 @@ class UnlabelledImages(Images):
             raise WrongUsage("an embedding has no classes; fix: leave out --labels")
 
 
-class Embeddings:
+class EmbedderIntake:
     """Networks that return FP32 [N, D]."""
 
     name, rank, results = "embed", 5, "cosines"
@@ -37,7 +37,7 @@ class Embeddings:
     has_one_form = leaves_out_by_score = False
 
     @staticmethod
-    def noted(metadata: Mapping[str, str]) -> Noted | None:
+    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
         """Return None, because Ultralytics has no such task."""
         return None
 

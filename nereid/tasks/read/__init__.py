@@ -35,7 +35,7 @@ READ = Task(
         writes_pdf=True,
     ),
     network="the characters of lines",
-    faces={
+    entry_points={
         "outputs": "read.outputs:outputs_of",
         "result": "read.result:READINGS",
         "client": "read.client:Reader",
@@ -43,7 +43,7 @@ READ = Task(
         "view": "read.view:VIEW",
         "endpoint": "read.endpoint:READ",
         "intake": "read.intake:ReaderIntake",
-        "examination": "read.examination:ComparedLines",
+        "examination": "read.examination:LineExamination",
         "settings": "read.reading_settings:ReadingSettings",
         "check": "read.intake:check",
         "metrics": "read.stages:METRICS",
@@ -58,7 +58,7 @@ WAYBILL = replace(
     outputs=(*READ.outputs, FIELD),
     path="/v1/waybill",
     extends=READ.name,
-    faces={**READ.faces, "endpoint": "read.endpoint:WAYBILL"},
+    entry_points={**READ.entry_points, "endpoint": "read.endpoint:WAYBILL"},
     network="",
     public={},
 )

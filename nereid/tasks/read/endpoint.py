@@ -10,7 +10,10 @@ from msgspec import Meta, Struct
 from nereid.base.assets import PARCEL_LABEL
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
-from nereid.gateway.endpoint import (
+from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.state import Gateway
+from nereid.gateway.task_endpoint import (
     ONE_IMAGE,
     ROUTE_PARAMETERS,
     Answered,
@@ -19,9 +22,6 @@ from nereid.gateway.endpoint import (
     TimingsMs,
     run_in_limited_thread,
 )
-from nereid.gateway.failures import Failure, invalid_request
-from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.state import Gateway
 from nereid.tasks.read import pdf
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.reading_settings import ReadingSettings, fields_path

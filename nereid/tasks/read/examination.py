@@ -35,7 +35,7 @@ ROUNDING = 0.01
 MAX_BATCH_ERRORS = 0.1
 
 
-class ComparedLines:
+class LineExamination:
     """Outputs that a reader converts to text."""
 
     @staticmethod

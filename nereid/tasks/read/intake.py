@@ -14,7 +14,7 @@ from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.chosen_task import InputKind
 from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
 from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import onnx_file, pbtxt
 from nereid.repository.check import Profile, Verdict
@@ -152,7 +152,7 @@ class Lines:
         return choices
 
     def preprocessing(
-        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+        self, settings: ServingSettings, exporter_settings: ExporterSettings, given: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """Return nothing, because the reader prepares the lines."""
         if given:
@@ -205,7 +205,7 @@ class ReaderIntake:
     has_one_form = leaves_out_by_score = True
 
     @staticmethod
-    def noted(metadata: Mapping[str, str]) -> Noted | None:
+    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
         """Return None, because Ultralytics has no recognisers."""
         return None
 

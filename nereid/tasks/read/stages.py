@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nereid.backends.triton.metrics import DURATIONS_S, MetricKind
+from nereid.backends.triton.metrics import DURATIONS_S, MetricSpec
 from nereid.vision.imaging.decode import EncodedImage
 
 # In order. The last stage runs once for the lines of several images.
@@ -33,20 +33,20 @@ MEANINGS = {
 
 # Metrics by name without the prefix.
 PREFIX, LABELS = "nereid_reader_", ("model", "version")
-FAMILIES: Mapping[str, MetricKind] = {
-    "stage_duration_seconds": MetricKind(
+FAMILIES: Mapping[str, MetricSpec] = {
+    "stage_duration_seconds": MetricSpec(
         "TALLY",
         "Seconds of a stage for one image; the recognition of lines of several images counts for each",
         (*DURATIONS_S, 4.0, 8.0),
         labels=("stage",),
     ),
-    "lines": MetricKind("TALLY", "Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
-    "missing_fields_total": MetricKind(
+    "lines": MetricSpec("TALLY", "Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    "missing_fields_total": MetricSpec(
         "COUNTER",
         "Images on which a required field was not found, or its checksum does not hold",
         labels=("field",),
     ),
-    "rejected_total": MetricKind(
+    "rejected_total": MetricSpec(
         "COUNTER", "Rejected requests, by the code of the error", labels=("reason",)
     ),
 }

@@ -19,8 +19,8 @@ from nereid.base.errors import (
     InferenceFailed,
     InvalidConfig,
     ServingError,
+    find_device_failure,
     from_exception,
-    lost_device,
 )
 from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.image_times import ImageTimes
@@ -48,7 +48,7 @@ TAIL_BYTES = 64
 PROBE_PX = 64
 # Reusing the memory of decoded images saves a fifth of the decoder's time (docs/architecture.md). Two sets
 # alternate: the kernel reads one while the next batch is decoded into the other. An oversized set is freed.
-SETS, KEPT_BYTES = 2, 256 * 2**20
+DECODE_BUFFER_COUNT, KEPT_BYTES = 2, 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Slot:
         self.table = cupy.empty(self.staged_table.shape, np.uint8)
 
 
-class _Set:
+class _DecodeBuffers:
     """Decoded images whose memory is reused, and their largest sizes so far, in bytes.
 
     `is_read` is recorded after the last read; until then, `owners` keeps alive what the device reads.
@@ -136,7 +136,10 @@ class GpuPreprocessor:
             self.stream = cupy.cuda.Stream(non_blocking=True)
         with self.on_device():
             self._slots = [_Slot(self._allocate(max_batch_size, memory_limit_bytes)) for _ in range(slots)]
-            self._sets, self._turn = [_Set(self.stream) for _ in range(SETS)], 0
+            self._decode_buffers, self._next_buffers = (
+                [_DecodeBuffers(self.stream) for _ in range(DECODE_BUFFER_COUNT)],
+                0,
+            )
             self._staging = cupyx.empty_pinned(STAGING_BYTES, np.uint8)
             self._channels = build_channels(transform)
             self._kernel = cupy.RawKernel(SOURCE.read_text(), "preprocess", options(transform))
@@ -151,7 +154,7 @@ class GpuPreprocessor:
 
         Raises:
             InferenceFailed: there are more images than rows.
-            CUDARuntimeError, CUDADriverError: the device failed; `lost_device` tells whether for good.
+            CUDARuntimeError, CUDADriverError: the device failed; see `find_device_failure`.
         """
         if not images:
             self.times = ()
@@ -189,7 +192,7 @@ class GpuPreprocessor:
         self.times = [ImageTimes() for _ in images]
         for times, encoded in zip(self.times, images, strict=True):
             times.begin(encoded)
-        taken = self._sets[self._turn]
+        taken = self._decode_buffers[self._next_buffers]
         taken.is_read.synchronize()
         taken.owners = []
         with self.on_device():
@@ -198,12 +201,12 @@ class GpuPreprocessor:
             self.resize([each.source if isinstance(each, Decoded) else None for each in outcomes], slot)
             taken.is_read.record(self.stream)
             taken.owners.append(outcomes)
-        self._turn = (self._turn + 1) % SETS
+        self._next_buffers = (self._next_buffers + 1) % DECODE_BUFFER_COUNT
         return [each if isinstance(each, ServingError) else None for each in outcomes]
 
     def release(self) -> None:
         """Release everything that the device has read; call this only when nothing is enqueued."""
-        for each in self._sets:
+        for each in self._decode_buffers:
             each.owners = []
 
     @property
@@ -277,7 +280,7 @@ class GpuPreprocessor:
     def _decode_files(self, files: list[bytes]) -> list[Any]:
         if not files:
             return []
-        kept = self._sets[self._turn]
+        kept = self._decode_buffers[self._next_buffers]
         streams = [nvimgcodec.CodeStream(each) for each in files]
         reused = {"images": kept.images[: len(files)]} if len(files) <= len(kept.images) else {}
         kept.owners.append(streams)
@@ -304,7 +307,7 @@ class GpuPreprocessor:
             pixels = image.pixels(1, self._transform.background_color, self._buffers)
             array = self._upload(pixels)
         except Exception as error:  # a damaged file, or the memory limit
-            if lost_device(error):
+            if find_device_failure(error):
                 raise
             return from_exception(error)
         return Decoded(Source(array.data.ptr, width * 3, height, width, image.orientation), array)

@@ -62,7 +62,7 @@ FILTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ResizeCrop:
     """The wanted outputs of an axis of `source` pixels: `count` of `resized` ones, from `offset` on."""
 
     source: int
@@ -109,7 +109,7 @@ class Axis:
         return max(int(block.outputs.stop) for block in self.blocks)
 
 
-def build_axis(span: Span, filter_name: str, antialias: bool = True, shrink: int = 1) -> Axis:
+def build_axis(span: ResizeCrop, filter_name: str, antialias: bool = True, shrink: int = 1) -> Axis:
     """Build the weights of one axis.
 
     Args:
@@ -139,7 +139,7 @@ def build_axis(span: Span, filter_name: str, antialias: bool = True, shrink: int
     return Axis(tuple(blocks), first, shrink, bool((band < 0).any()))
 
 
-def _taps(span: Span, chosen: Filter, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
+def _taps(span: ResizeCrop, chosen: Filter, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the first source pixel of each output, and the weights from that pixel on.
 
     Source: Pillow, precompute_coeffs in src/libImaging/Resample.c.

@@ -8,7 +8,7 @@ from math import inf, isfinite
 import numpy as np
 
 from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage
-from nereid.vision.imaging.resample import FILTERS, Axis, Span, build_axis, resample
+from nereid.vision.imaging.resample import FILTERS, Axis, ResizeCrop, build_axis, resample
 
 DATATYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
 MAX_VALUE = {"FP32": 3.4e38, "FP16": 65504.0, "UINT8": 255.0}
@@ -49,7 +49,7 @@ TURNS = {
 class Placement:
     """Position of an upright image along one axis: the outputs of `span`, from output pixel `at` on."""
 
-    span: Span
+    span: ResizeCrop
     at: int = 0
 
     @property
@@ -62,7 +62,7 @@ class Placement:
         """The same placement, moved to the first output pixel."""
         return replace(self, at=0)
 
-    def stored(self, is_flipped: bool) -> Span:
+    def stored(self, is_flipped: bool) -> ResizeCrop:
         """Return the same part of the stored image, which may be mirrored."""
         span = self.span
         return replace(span, offset=span.resized - span.offset - span.count) if is_flipped else span
@@ -215,8 +215,8 @@ def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, 
 
 def _fit(source: int, ratio: float, wanted: int) -> Placement:
     resized = min(wanted, max(1, round(source * ratio)))
-    return Placement(Span(source, resized, 0, resized), at=(wanted - resized) // 2)
+    return Placement(ResizeCrop(source, resized, 0, resized), at=(wanted - resized) // 2)
 
 
 def _crop(source: int, resized: int, wanted: int) -> Placement:
-    return Placement(Span(source, resized, round((resized - wanted) / 2), wanted))
+    return Placement(ResizeCrop(source, resized, round((resized - wanted) / 2), wanted))

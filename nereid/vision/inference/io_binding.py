@@ -1,6 +1,6 @@
 """Network runs with inputs and outputs on the GPU, through ONNX Runtime's IoBinding over CuPy arrays.
 
-CuPy is imported where it is used, because an instance on a CPU does not have it. `RecordedRuns` also works
+CuPy is imported where it is used, because an instance on a CPU does not have it. `CudaGraphRuns` also works
 with NumPy arrays, for ONNX Runtime on the CPU.
 """
 
@@ -51,22 +51,22 @@ def run(
 
 
 # Each recorded graph holds its buffers and its run's memory.
-MAX_RECORDED = 64
-GRAPH_ID, NOT_RECORDED = "gpu_graph_id", "-1"
+MAX_CUDA_GRAPHS = 64
+GRAPH_ID, NO_GRAPH = "gpu_graph_id", "-1"
 # ONNX Runtime records the first or second run; the third is the first sure to replay the graph.
-RUNS_TO_RECORD = 3
+RUNS_TO_CAPTURE = 3
 NO_SYNCHRONIZE = "disable_synchronize_execution_providers"
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class _CapturedGraph:
     inputs: Mapping[str, Any]
     outputs: Sequence[Any]
     binding: Any
     options: onnxruntime.RunOptions
 
 
-class RecordedRuns:
+class CudaGraphRuns:
     """Runs of a session that replays CUDA graphs, whose buffer addresses are fixed when they are recorded.
 
     Each set of shapes has its own buffers, allocated once. Inputs are copied into them, and outputs into new
@@ -78,7 +78,7 @@ class RecordedRuns:
         device_id: number of the device.
         sizes: row counts; a run is padded to the next one. Empty if the first dimension is not the batch:
             then every set of shapes is recorded as it is.
-        max_recorded: maximum number of sets of shapes that are recorded; others run without a graph.
+        max_graphs: maximum number of sets of shapes that are recorded; others run without a graph.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class RecordedRuns:
         device: str,
         device_id: int,
         sizes: Sequence[int] = (),
-        max_recorded: int = MAX_RECORDED,
+        max_graphs: int = MAX_CUDA_GRAPHS,
     ) -> None:
-        self._sizes, self._max_recorded = sorted(sizes), max_recorded
+        self._sizes, self._max_graphs = sorted(sizes), max_graphs
         self._xp, self._device, self._device_id = xp, device, device_id
-        self._recorded: dict[Any, _Recorded] = {}
+        self._recorded: dict[Any, _CapturedGraph] = {}
 
     def __call__(
         self,
@@ -105,7 +105,7 @@ class RecordedRuns:
         shapes = {name: self._filled_shape(array.shape) for name, array in sorted(arrays.items())}
         key = tuple(outputs), tuple(shapes.items())
         if key not in self._recorded:
-            if len(self._recorded) >= self._max_recorded:
+            if len(self._recorded) >= self._max_graphs:
                 return self._run_once(session, arrays, outputs)
             self._recorded[key] = self._record(session, arrays, shapes, outputs)
         recorded = self._recorded[key]
@@ -134,7 +134,7 @@ class RecordedRuns:
             self._bind_array(binding.bind_input, name, array)
         for name in outputs:
             binding.bind_output(name, self._device, self._device_id)
-        session.run_with_iobinding(binding, _named_graph(NOT_RECORDED))
+        session.run_with_iobinding(binding, _named_graph(NO_GRAPH))
         binding.synchronize_outputs()
         values = binding.get_outputs()
         if self._device == "cpu":
@@ -147,7 +147,7 @@ class RecordedRuns:
         inputs: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]],
         outputs: Sequence[str],
-    ) -> _Recorded:
+    ) -> _CapturedGraph:
         taken = {name: self._xp.zeros(shapes[name], array.dtype) for name, array in inputs.items()}
         returned = [self._xp.empty_like(array) for array in self._run_once(session, taken, outputs)]
         if self._sizes:
@@ -157,7 +157,7 @@ class RecordedRuns:
             self._bind_array(binding.bind_input, name, buffer)
         for name, buffer in zip(outputs, returned, strict=True):
             self._bind_array(binding.bind_output, name, buffer)
-        return _Recorded(taken, returned, binding, _named_graph(str(len(self._recorded) + 1)))
+        return _CapturedGraph(taken, returned, binding, _named_graph(str(len(self._recorded) + 1)))
 
     def _bind_array(self, bind: Any, name: str, array: Any) -> None:
         address = array.ctypes.data if self._device == "cpu" else array.data.ptr
@@ -207,7 +207,7 @@ class BoundRuns:
         for rows in self._sizes:
             for slot, tensor in enumerate(tensors):
                 self._runs[slot, rows] = self._bind(slot, tensor, rows)
-                for _ in range(RUNS_TO_RECORD):
+                for _ in range(RUNS_TO_CAPTURE):
                     self.enqueue(slot, rows)
 
     def enqueue(self, slot: int, rows: int) -> None:
@@ -234,7 +234,7 @@ class BoundRuns:
         )
         for output in outputs:
             binding.bind_output(output, "cuda", self._device_id)
-        self._session.run_with_iobinding(binding, _named_graph(NOT_RECORDED))
+        self._session.run_with_iobinding(binding, _named_graph(NO_GRAPH))
         binding.synchronize_outputs()
         returned = [_array(value, self._device_id) for value in binding.get_outputs()]
         arrays = {name: cupy.empty_like(each) for name, each in zip(outputs, returned, strict=True)}
@@ -259,11 +259,11 @@ def _pinned(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: cupyx.empty_pinned(array.shape, array.dtype) for name, array in arrays.items()}
 
 
-def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:
-    """Return the `RecordedRuns` of a session on a GPU."""
+def cuda_graph_runs(device_id: int, sizes: Sequence[int]) -> CudaGraphRuns:
+    """Return the `CudaGraphRuns` of a session on a GPU."""
     import cupy
 
-    return RecordedRuns(cupy, "cuda", device_id, sizes)
+    return CudaGraphRuns(cupy, "cuda", device_id, sizes)
 
 
 def _check_rows(rows: int, outputs: Mapping[str, Any]) -> None:

@@ -139,7 +139,7 @@ class Session:
             if uses_cuda_graphs(settings.providers):
                 has_rows = self._batching.is_by_rows and config.max_batch_size > 0
                 sizes = settings.warm_batch_sizes if has_rows else ()
-                self._run_feed = gpu.recorded_runs(config.device_id, sizes)
+                self._run_feed = gpu.cuda_graph_runs(config.device_id, sizes)
 
     @classmethod
     def from_config(

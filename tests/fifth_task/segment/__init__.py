@@ -16,7 +16,7 @@ TASKS = (
         command=CommandTexts(
             help="Segment images on a running server.", csv="Print one row per image, with its classes."
         ),
-        faces={
+        entry_points={
             "outputs": "segment.outputs:outputs_of",
             "result": "segment.result:MASKS",
             "client": "segment.client:Segmenter",
@@ -24,7 +24,7 @@ TASKS = (
             "view": "segment.view:VIEW",
             "endpoint": "segment.endpoint:ENDPOINT",
             "intake": "segment.intake:Segmentation",
-            "examination": "segment.examination:ComparedMasks",
+            "examination": "segment.examination:MaskExamination",
         },
         public={"client": ("Segmenter", "AsyncSegmenter"), "result": ("Mask",)},
     ),

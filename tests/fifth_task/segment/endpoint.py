@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from nereid.tasks.segment.result import Mask
 
-from nereid.gateway.endpoint import Answered, Endpoint, TimingsMs
+from nereid.gateway.task_endpoint import Answered, Endpoint, TimingsMs
 
 
 class SegmentAnswer(Answered):

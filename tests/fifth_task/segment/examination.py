@@ -18,7 +18,7 @@ from nereid.models.publish.examination import (
 from nereid.repository.onnx_file import OnnxFile
 
 
-class ComparedMasks:
+class MaskExamination:
     """Masks that go to the callers as they are."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)

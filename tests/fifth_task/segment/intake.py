@@ -10,7 +10,7 @@ from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
 from nereid.models.publish.intake.serving_settings import Images, ServedTensor, ServingSettings, read_input
 from nereid.repository import onnx_file
 from nereid.vision.inference.signature import Signature
@@ -24,7 +24,7 @@ class Segmentation:
     has_one_form = leaves_out_by_score = False
 
     @staticmethod
-    def noted(metadata: Mapping[str, str]) -> Noted | None:
+    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
         """Return none."""
         return None
 

@@ -11,7 +11,7 @@ from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
 from nereid.models.publish.intake.serving_settings import ServingSettings
 from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import Signature
@@ -47,7 +47,7 @@ class InputKind(Protocol):
         """Return the user's choices, completed from the exporter's notes."""
 
     def preprocessing(
-        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+        self, settings: ServingSettings, exporter_settings: ExporterSettings, given: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """Return all parameters of the preprocessing, and the origin of those that were not given."""
 
@@ -85,7 +85,7 @@ class AddedModels(Protocol):
 
 
 class Intake(Protocol):
-    """How a network of a task is recognised, changed, served and shown; the face `intake` is such a class.
+    """How a network of a task is recognised, changed, served and shown: the entry point `intake`.
 
     Attributes:
         name: name of the task.
@@ -105,7 +105,7 @@ class Intake(Protocol):
     leaves_out_by_score: bool
 
     @staticmethod
-    def noted(metadata: Mapping[str, str]) -> Noted | None:
+    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
         """Return what Ultralytics noted in a file of this task; None for other files."""
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
@@ -144,8 +144,11 @@ class Intake(Protocol):
 @cache
 def intakes() -> Mapping[str, Intake]:
     """Return the intakes of all tasks by name, in the order in which they are tried."""
-    faces = [task.face("intake") for task in TASKS if not task.extends]
-    return {face.name: face() for face in sorted(filter(None, faces), key=lambda face: face.rank)}
+    entry_points = [task.entry_point("intake") for task in TASKS if not task.extends]
+    return {
+        entry_point.name: entry_point()
+        for entry_point in sorted(filter(None, entry_points), key=lambda entry_point: entry_point.rank)
+    }
 
 
 def named_intake(name: str) -> Intake:

@@ -41,7 +41,7 @@ CONVNEXT_CROPS_PX = 384
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class ExporterSettings:
     """The notes of an exporter about the preprocessing.
 
     Args:
@@ -68,7 +68,7 @@ class NetworkFacts:
         signature: inputs and outputs, before any change.
         labels: class names by index; empty if there are none.
         labels_from: their origin, for messages.
-        noted: what the exporter noted about the preprocessing.
+        exporter_settings: what the exporter noted about the preprocessing.
         task: the kind of network by Ultralytics' names; empty if unknown.
         characters: a text recogniser's characters; () if there are none.
     """
@@ -77,7 +77,7 @@ class NetworkFacts:
     signature: Signature
     labels: tuple[str, ...]
     labels_from: str
-    noted: Noted
+    exporter_settings: ExporterSettings
     task: str
     characters: tuple[str, ...]
 
@@ -87,7 +87,11 @@ def read(folder: Path, file: OnnxFile) -> NetworkFacts:
     metadata = onnx_graph.metadata(file.model)
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(folder, metadata, documents)
-    noted, task, words = _noted(metadata, documents), metadata.get("task", ""), metadata.get(WORDS, "")
+    exporter_settings, task, words = (
+        _noted(metadata, documents),
+        metadata.get("task", ""),
+        metadata.get(WORDS, ""),
+    )
     task = task if TASK.fullmatch(task) else ""
     characters = tuple(split_lines(words)) if words else ()
     if 2 * sum(len(word) > 1 for word in characters) > len(characters):
@@ -95,7 +99,7 @@ def read(folder: Path, file: OnnxFile) -> NetworkFacts:
             (labels, labels_from) if labels else (characters, f"the file's metadata '{WORDS}'")
         )
         characters = ()
-    return NetworkFacts(file.sha256, file.signature, labels, labels_from, noted, task, characters)
+    return NetworkFacts(file.sha256, file.signature, labels, labels_from, exporter_settings, task, characters)
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -146,26 +150,26 @@ def _names(listed: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, Any]]) -> Noted:
+def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, Any]]) -> ExporterSettings:
     """Return the notes of the first exporter that left some; what cannot be understood is skipped.
 
     Args:
         properties: the metadata in the ONNX file.
         documents: JSON files next to it, by name.
     """
-    intakes = [intake for task in TASKS if (intake := task.face("intake"))]
-    ways: tuple[Callable[[], Noted | None], ...] = (
-        *(partial(intake.noted, properties) for intake in intakes),
+    intakes = [intake for task in TASKS if (intake := task.entry_point("intake"))]
+    ways: tuple[Callable[[], ExporterSettings | None], ...] = (
+        *(partial(intake.exporter_settings, properties) for intake in intakes),
         lambda: _timm(documents["config.json"]),
         lambda: _transformers(documents["preprocessor_config.json"]),
     )
     for way in ways:
         try:
-            if noted := way():
-                return noted
+            if exporter_settings := way():
+                return exporter_settings
         except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
             continue
-    return Noted()
+    return ExporterSettings()
 
 
 def literal(text: str) -> Any:
@@ -188,7 +192,7 @@ def ultralytics_size(metadata: Mapping[str, str]) -> Size:
     return (sizes[0], sizes[-1]) if is_valid else ANY_SIZE
 
 
-def _timm(config: Mapping[str, Any]) -> Noted | None:
+def _timm(config: Mapping[str, Any]) -> ExporterSettings | None:
     """Return the preprocessing of `pretrained_cfg`. Source: timm, data/transforms_factory.py."""
     settings = config.get("pretrained_cfg")
     if not isinstance(settings, dict):
@@ -200,24 +204,26 @@ def _timm(config: Mapping[str, Any]) -> Noted | None:
     numbers["interpolation"] = str(settings.get("interpolation") or "bilinear")
     scaled = math.floor(height / share)
     if mode == "center" and height == width:
-        return Noted({"resize_shorter_px": str(scaled), **numbers}, origin, (height, width))
+        return ExporterSettings({"resize_shorter_px": str(scaled), **numbers}, origin, (height, width))
     if mode == "squash" and share == 1:
-        return Noted({"resize": "exact", **numbers}, origin, (height, width))
+        return ExporterSettings({"resize": "exact", **numbers}, origin, (height, width))
     if mode == "border" and share == 1:
         fill = ", ".join(str(round(255 * float(level))) for level in settings["mean"])
-        return Noted({"resize": "letterbox", "pad_color": fill, **numbers}, origin, (height, width))
+        return ExporterSettings(
+            {"resize": "letterbox", "pad_color": fill, **numbers}, origin, (height, width)
+        )
     problem = f"{origin} has crop_mode '{mode}' with crop_pct {share:g} for {height} x {width} pixels"
-    return Noted(origin=origin, size=(height, width), problem=problem)
+    return ExporterSettings(origin=origin, size=(height, width), problem=problem)
 
 
-def _transformers(config: Mapping[str, Any]) -> Noted | None:
+def _transformers(config: Mapping[str, Any]) -> ExporterSettings | None:
     """Return the preprocessing of an image processor. Source: transformers, image_processing_utils.py."""
     if not any(key in config for key in ("do_resize", "do_normalize", "do_rescale", "image_mean")):
         return None
     origin = "'preprocessor_config.json' next to the file"
     for key in ("rescale_offset", "include_top"):  # a second normalisation
         if config.get(key):
-            return Noted(origin=origin, problem=f"{origin} has {key}")
+            return ExporterSettings(origin=origin, problem=f"{origin} has {key}")
     scale = float(config.get("rescale_factor") or 1 / 255) if config.get("do_rescale", True) else 1.0
     if config.get("do_normalize", "image_mean" in config):
         parameters = _numbers(config["image_mean"], config["image_std"], 1 / scale)
@@ -237,11 +243,11 @@ def _transformers(config: Mapping[str, Any]) -> Noted | None:
         cropped = _sides(crop)
         if not shorter:
             problem = f"{origin} resizes to {_sides(size)} and then crops to {cropped}"
-            return Noted(origin=origin, size=cropped, problem=problem)
-        return Noted({"resize_shorter_px": str(shorter), **parameters}, origin, cropped)
+            return ExporterSettings(origin=origin, size=cropped, problem=problem)
+        return ExporterSettings({"resize_shorter_px": str(shorter), **parameters}, origin, cropped)
     # Detectors keep the aspect ratio within two edges; here, each photo is resized to one size.
     whole = _sides(size) if config.get("do_resize", True) else ANY_SIZE
-    return Noted({"resize": "exact", **parameters}, origin, whole)
+    return ExporterSettings({"resize": "exact", **parameters}, origin, whole)
 
 
 def _sides(size: Any) -> Size:

@@ -9,8 +9,8 @@ from nereid.base.assets import SAMPLES
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.intake.adaptation import NetworkChoices
-from nereid.models.publish.intake.network_facts import ANY_SIZE, NetworkFacts, Noted, Size
-from nereid.repository.layout import check_names
+from nereid.models.publish.intake.network_facts import ANY_SIZE, ExporterSettings, NetworkFacts, Size
+from nereid.repository.layout import check_label_names
 from nereid.repository.onnx_file import describe
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
@@ -153,22 +153,26 @@ class Images:
 
     def check_labels(self, labels: Sequence[str], origin: str) -> None:
         """Raise WrongUsage for names with control characters."""
-        check_names(labels, origin)
+        check_label_names(labels, origin)
 
     def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
         """Return the choices with the noted head, and with a size for a network that accepts any."""
         size, inputs = choices.size, facts.signature.inputs.values()
         if not any(size) and any(-1 in tensor.shape[1:] for tensor in inputs):
-            size = facts.noted.size if any(facts.noted.size) else self.usual_size(facts.signature)
-        return replace(choices, size=size, head=choices.head or facts.noted.head)
+            size = (
+                facts.exporter_settings.size
+                if any(facts.exporter_settings.size)
+                else self.usual_size(facts.signature)
+            )
+        return replace(choices, size=size, head=choices.head or facts.exporter_settings.head)
 
     def preprocessing(
-        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+        self, settings: ServingSettings, exporter_settings: ExporterSettings, given: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """Return all parameters of the preprocessing, and the origin of those that were not given.
 
         They combine the noted and the given parameters with those that input and head determine. A given
-        normalisation or preset replaces everything the exporter noted.
+        normalisation or preset replaces everything the exporter exporter_settings.
 
         Raises:
             WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
@@ -178,7 +182,7 @@ class Images:
                 f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
                 f"got '{unknown[0]}'"
             )
-        known = _known_parameters(settings, noted.parameters or settings.left_to_do, given)
+        known = _known_parameters(settings, exporter_settings.parameters or settings.left_to_do, given)
         if settings.left_to_do and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
             # Also with a given normalisation.
             known = {"resize": settings.left_to_do["resize"], **known}
@@ -187,14 +191,15 @@ class Images:
             raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
         is_normalised = any(parameters.get(key) for key in NORMALISATION)
         if settings.image.datatype != "TYPE_UINT8" and not is_normalised:
-            reason = f"{noted.problem}, which cannot be reproduced; " if noted.problem else ""
+            problem = exporter_settings.problem
+            reason = f"{problem}, which cannot be reproduced; " if problem else ""
             raise WrongUsage(
                 f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
                 f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
             )
         if settings.is_channels_last:
             parameters["layout"] = "NHWC"
-        return parameters | _shorter_side(parameters, settings), noted.origin if known else ""
+        return parameters | _shorter_side(parameters, settings), exporter_settings.origin if known else ""
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
         """Return nothing, because the pinned model uses only preprocessing and network."""

@@ -12,7 +12,14 @@ from typing import TypeAlias
 
 from nereid.tasks.read.fields.check_digits import CHECKSUMS, Checksum
 from nereid.tasks.read.fields.shapes import DIGITS, LETTERS, Shape
-from nereid.tasks.read.fields.specification import Carrier, Form, Format, is_repeated, judge, shapes_by_length
+from nereid.tasks.read.fields.specification import (
+    Carrier,
+    CarrierFormat,
+    Format,
+    is_repeated,
+    judge,
+    shapes_by_length,
+)
 
 # Maximum characters replaced in one number; with more, a checksum would too often match by chance.
 MAX_CORRECTED = 3
@@ -88,7 +95,7 @@ class Match:
 
 
 def read_number(
-    text: str, forms: tuple[Form, ...], named: frozenset[str] = frozenset(), others: str = ""
+    text: str, forms: tuple[CarrierFormat, ...], named: frozenset[str] = frozenset(), others: str = ""
 ) -> Match | None:
     """Return the best reading of letters and digits in any of the formats; None if none matches.
 

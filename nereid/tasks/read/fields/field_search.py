@@ -14,11 +14,11 @@ from nereid.tasks.read.fields.labels import Labels, Nearness
 from nereid.tasks.read.fields.rows import Row, continued, row_of_barcode, rows_of
 from nereid.tasks.read.fields.shapes import VALUE
 from nereid.tasks.read.fields.specification import (
+    CarrierFormat,
     FieldRule,
-    Form,
     Specification,
+    carrier_formats,
     expression,
-    forms_of,
     is_repeated,
     joined_by_length,
 )
@@ -40,7 +40,7 @@ _OTHER_KINDS = re.compile(
 
 def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tuple[int, int, Match, bool]]:
     """Yield the start, end and reading of each value in a row, and whether it must be part of a number."""
-    for form, carrier in forms_of(rule):
+    for form, carrier in carrier_formats(rule):
         if not form.joined:
             for match in expression(form).finditer(row.text):
                 start, end = match.span(VALUE if VALUE in match.re.groupindex else 0)
@@ -82,11 +82,11 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
                 yield start, end, read, is_part and text.isdigit()
 
 
-def _has_checksum(form: Form) -> bool:
+def _has_checksum(form: CarrierFormat) -> bool:
     return form[0].checksum != "none"
 
 
-def _is_clear(form: Form) -> bool:
+def _is_clear(form: CarrierFormat) -> bool:
     return _has_checksum(form) and not form[0].needs_label
 
 

@@ -11,7 +11,7 @@ from unicodedata import normalize
 import numpy as np
 
 from nereid.tasks.read.fields.rows import Place, Row
-from nereid.tasks.read.fields.specification import FieldRule, forms_of, label_expression
+from nereid.tasks.read.fields.specification import FieldRule, carrier_formats, label_expression
 from nereid.tasks.read.outputs import edit_distance
 
 MAX_LABELS_FOUND = 200
@@ -70,7 +70,7 @@ class Labels:
 
     def __init__(self, rows: Sequence[Row], rule: FieldRule) -> None:
         self._ends: dict[int, list[int]] = {}
-        self._is_number = any(form.joined for form, _ in forms_of(rule))
+        self._is_number = any(form.joined for form, _ in carrier_formats(rule))
         places: dict[str, list[_Corners]] = {OWN: [], CUT: [], OTHERS: []}
         long = _long_labels((*rule.labels, *rule.other_labels))
         for number, row in enumerate(rows):

@@ -123,7 +123,7 @@ class Carrier(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 # A format, and the carrier that has it.
-Form: TypeAlias = tuple[Format, Carrier | None]
+CarrierFormat: TypeAlias = tuple[Format, Carrier | None]
 
 
 class FieldRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -154,7 +154,7 @@ class FieldRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def __post_init__(self) -> None:
         if not self.formats and not self.carriers:
             raise ValueError(f"field '{self.name}': expected formats or carriers, got none")
-        if not self.labels and any(form.needs_label for form, _ in forms_of(self)):
+        if not self.labels and any(form.needs_label for form, _ in carrier_formats(self)):
             raise ValueError(f"field '{self.name}': expected labels for a format with needs_label, got none")
 
 
@@ -233,17 +233,17 @@ def is_repeated(value: str) -> bool:
 
 
 @cache
-def forms_of(rule: FieldRule) -> tuple[Form, ...]:
+def carrier_formats(rule: FieldRule) -> tuple[CarrierFormat, ...]:
     """Return the formats of a field with their carriers."""
     carried = [(form, carrier) for carrier in rule.carriers for form in carrier.formats]
     return (*carried, *((form, None) for form in rule.formats))
 
 
 @cache
-def joined_by_length(rule: FieldRule) -> dict[int, tuple[Form, ...]]:
+def joined_by_length(rule: FieldRule) -> dict[int, tuple[CarrierFormat, ...]]:
     """Return the joined formats that accept a number of characters, by the number."""
-    found: dict[int, tuple[Form, ...]] = {}
-    for form, carrier in forms_of(rule):
+    found: dict[int, tuple[CarrierFormat, ...]] = {}
+    for form, carrier in carrier_formats(rule):
         least, most = width_range(form.pattern)
         for length in range(least, min(most, MAX_CHARACTERS) + 1) if form.joined else ():
             found[length] = (*found.get(length, ()), (form, carrier))

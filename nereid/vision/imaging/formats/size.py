@@ -16,7 +16,7 @@ _WEBP = (b"VP8X", b"VP8L", b"VP8 ")
 
 
 @dataclass(frozen=True, slots=True)
-class FileSize:
+class ImageHeader:
     """What decoding a file costs.
 
     Attributes:
@@ -31,7 +31,7 @@ class FileSize:
     passes: int = 1
 
 
-def read_size(encoded: bytes | memoryview) -> FileSize | None:
+def read_header(encoded: bytes | memoryview) -> ImageHeader | None:
     """Return the size of a file quickly, whatever it contains; None if no decoder opens it.
 
     Source: PNG 5, 11.2.2; GIF89a 18, 20; BITMAPCOREHEADER, BITMAPINFOHEADER; RFC 9649 2.5-2.7. As in
@@ -40,17 +40,17 @@ def read_size(encoded: bytes | memoryview) -> FileSize | None:
     head = bytes(encoded[:32])
     if head.startswith(jpeg.MAGIC):
         found = jpeg.size_and_scans(encoded)
-        return FileSize(True, *found) if found else FileSize(True)
+        return ImageHeader(True, *found) if found else ImageHeader(True)
     if head.startswith(png.MAGIC):
         size_wh, is_interlaced = _png(memoryview(encoded))
-        return FileSize(size_wh=size_wh, passes=1 + is_interlaced)
+        return ImageHeader(size_wh=size_wh, passes=1 + is_interlaced)
     if head[:6] in _GIF:
-        return FileSize(size_wh=_largest(_gif_frames(encoded)))
+        return ImageHeader(size_wh=_largest(_gif_frames(encoded)))
     if head.startswith(b"BM"):
-        return FileSize(size_wh=_bmp_wh(head))
+        return ImageHeader(size_wh=_bmp_wh(head))
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP" and head[12:16] in _WEBP:
-        return FileSize(size_wh=_webp_wh(head))
-    return FileSize() if has_pages(encoded) else None
+        return ImageHeader(size_wh=_webp_wh(head))
+    return ImageHeader() if has_pages(encoded) else None
 
 
 def has_pages(encoded: bytes | memoryview | object) -> bool:
@@ -150,10 +150,10 @@ def work(encoded: bytes | memoryview, max_pixels: int | None = None) -> int:
     JPEGs are decoded at a fraction of their size; a pixel of another format costs about eight times as much.
     Each scan of a progressive JPEG passes over all pixels. A file rejected without decoding costs 1.
     """
-    return work_of(read_size(encoded), max_pixels)
+    return work_of(read_header(encoded), max_pixels)
 
 
-def work_of(found: FileSize | None, max_pixels: int | None = None) -> int:
+def work_of(found: ImageHeader | None, max_pixels: int | None = None) -> int:
     """Return the cost as `work` does, from a structure that was already read."""
     if found is None:
         return 1

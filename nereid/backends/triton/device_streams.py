@@ -55,7 +55,7 @@ class Stages(NamedTuple):
     computed_ns: int
 
 
-class Lanes:
+class DeviceStreams:
     """Streams and events of a pipeline; all methods but `wait` are called by one thread.
 
     Args:
@@ -162,9 +162,9 @@ def open_stream(device_id: int) -> Any:
         return cupy.cuda.Stream(non_blocking=True)
 
 
-def open_lanes(
+def open_device_streams(
     preprocessor: Any, session: Session, computing: Any, taken: str, wanted: Sequence[str]
-) -> Lanes:
+) -> DeviceStreams:
     """Record the network's graphs; called by the thread that will run them.
 
     Args:
@@ -182,7 +182,7 @@ def open_lanes(
         tensor.fill(0)
     cupy.cuda.get_current_stream().synchronize()
     network = session.bind(taken, preprocessor.tensors, wanted)
-    return Lanes(cupy.cuda, preprocessor, network, computing, len(preprocessor.tensors))
+    return DeviceStreams(cupy.cuda, preprocessor, network, computing, len(preprocessor.tensors))
 
 
 class FusedJob:
@@ -233,18 +233,18 @@ class FusedJob:
             return [each if isinstance(each, ServingError) else {} for each in rows]
         return self._after.finish(Batch(None, rows, times), self._requests, outputs)
 
-    def run(self, lanes: Lanes) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
+    def run(self, streams: DeviceStreams) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
         """Decode and compute the batch alone, in the first slot; return the arguments of `outcomes`."""
         try:
             if not self.images:
                 return {}, None
-            errors, times = lanes.decode(0, self.images)
+            errors, times = streams.decode(0, self.images)
             self.prepared(errors, times)
             if all(errors):
                 return {}, None
-            lanes.compute(0, len(errors))
-            found = lanes.wait(0)
-            lanes.release()
+            streams.compute(0, len(errors))
+            found = streams.wait(0)
+            streams.release()
             return found
         except Exception as error:  # an exception that leaves `execute` fails the requests with other errors
             return from_exception(error), None

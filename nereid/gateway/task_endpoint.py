@@ -15,7 +15,7 @@ from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
 from nereid.gateway.inference import ImageCall, run
 from nereid.gateway.keys import Need
 from nereid.tasks.task import Task
-from nereid.vision.imaging.formats.size import read_size, work_of
+from nereid.vision.imaging.formats.size import read_header, work_of
 
 if TYPE_CHECKING:
     from nereid.gateway.state import Gateway
@@ -117,8 +117,8 @@ class Operation:
 class Endpoint:
     """A task's REST endpoint: runs a model on one image and responds with the result.
 
-    The gateway reads and checks the image and the parameters. The task's face `result` reads the model's
-    response.
+    The gateway reads and checks the image and the parameters. The task's entry point `result` reads
+    the model's response.
 
     Attributes:
         summary: one line for the OpenAPI document: `Find the objects in one image.`
@@ -151,7 +151,7 @@ class Endpoint:
 
 def operations_of(task: Task) -> Iterator[Operation]:
     """Yield a task's operations; the first one runs it on the image of a request."""
-    endpoint: Endpoint = task.face("endpoint")
+    endpoint: Endpoint = task.entry_point("endpoint")
     yield Operation(
         "POST",
         task.path,
@@ -173,7 +173,7 @@ def operations_of(task: Task) -> Iterator[Operation]:
 
 def _handler(task: Task, endpoint: Endpoint) -> Handler:
     """Return the handler that runs a task on the image of a request."""
-    kind = task.face("result")
+    kind = task.entry_point("result")
     own = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
 
     def attributes(found: Any, given: Mapping[str, str]) -> tuple[Any, ...]:
@@ -188,10 +188,10 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
         settings, given = gateway.settings, parameters(request, endpoint.parameters)
         headers = request.forwarded(given)
         left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
-        gateway.admission.check(left_s, request.owner)
+        gateway.admission.check(left_s, request.key_id)
         image = await gateway.uploads.one(request, left_s)
         received_s = request.end_stage("receive")
-        size = read_size(image)
+        size = read_header(image)
         work, name = work_of(size, settings.max_pixels), request.request_id
         call = ImageCall(
             request.model,
@@ -236,7 +236,7 @@ async def run_in_limited_thread(
     Raises:
         Failure: the request is late, or its key has too many requests waiting.
     """
-    slot = await gateway.previews.take(request.left_s(), request.owner, [work], request.model.name)
+    slot = await gateway.previews.take(request.left_s(), request.key_id, [work], request.model.name)
 
     def end(running: "asyncio.Task[_Value]") -> None:
         is_answered = running.exception() is None

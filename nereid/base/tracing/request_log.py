@@ -25,7 +25,7 @@ def in_order(stages: Iterable[str]) -> list[str]:
     return sorted(stages, key=lambda name: places.get(name, 0))
 
 
-def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+def request_log_entries(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
     """Yield one line per request of a trace, given all of the trace's records."""
     trace = _TraceRecords(records)
     for record in records:

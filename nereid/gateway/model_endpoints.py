@@ -10,13 +10,13 @@ from pathlib import Path
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes, parse_share
-from nereid.gateway.endpoint import WORD, Parameter, run_in_limited_thread
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, check_size, kind_of
 from nereid.gateway.models import PreviewRefused, PublishOrder
 from nereid.gateway.state import Gateway
-from nereid.vision.imaging.formats.size import read_size, work_of
+from nereid.gateway.task_endpoint import WORD, Parameter, run_in_limited_thread
+from nereid.vision.imaging.formats.size import read_header, work_of
 
 
 async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -24,7 +24,7 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     settings = gateway.settings
     left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
     image = await gateway.uploads.one(request, left_s)
-    size = read_size(image)
+    size = read_header(image)
     check_size(size, settings)
     work = work_of(size, settings.max_pixels)
     gateway.quotas.take(request.key, work - 1, is_debt=True)

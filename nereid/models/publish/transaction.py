@@ -55,7 +55,7 @@ class RepositoryOperation(Struct, frozen=True):
         return f"{self.kind} {self.model} {self.version}"
 
 
-class PublishStep(Struct, frozen=True):
+class OperationEvent(Struct, frozen=True):
     """One event of an operation, with the state of the whole operation at that time."""
 
     time: Annotated[datetime, Meta(tz=True)]
@@ -69,8 +69,8 @@ class OperationJournal:
     """The journal of a repository, locked; `append` adds a step to `steps`."""
 
     folder: Path
-    steps: Journal[PublishStep]
-    append: Append[PublishStep]
+    steps: Journal[OperationEvent]
+    append: Append[OperationEvent]
 
     def staging(self, operation: RepositoryOperation) -> Path:
         """Return the folder for the staged and the removed files of an operation."""
@@ -83,11 +83,11 @@ class OperationJournal:
         if event in FINISHED and not operation.actions:
             # Before the line, because the files may fill the disk; without actions, no undo needs them.
             shutil.rmtree(self.staging(operation), ignore_errors=True)
-        self.append(PublishStep(datetime.now(UTC), event, operation, escaped(note)))
+        self.append(OperationEvent(datetime.now(UTC), event, operation, escaped(note)))
         if event in FINISHED:
             shutil.rmtree(self.staging(operation), ignore_errors=True)
 
-    def unfinished(self) -> PublishStep | None:
+    def unfinished(self) -> OperationEvent | None:
         """Return the last step of an unfinished operation, None if all are finished.
 
         Raises:
@@ -114,7 +114,7 @@ def opened_journal(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) ->
             "renamed into it; fix: move the repository into a folder of that mount"
         )
     folder.mkdir(exist_ok=True)
-    steps = Journal(folder / "journal.jsonl", PublishStep, "nereid publish")
+    steps = Journal(folder / "journal.jsonl", OperationEvent, "nereid publish")
     with steps.locked(timeout_s) as append:
         try:
             yield OperationJournal(folder, steps, append)
@@ -182,7 +182,7 @@ class LockedRepository:
             raise
         self.log.write("done", operation)
 
-    def take_out(self, kind: Kind, model: str, version: int, actions: tuple[Action, ...]) -> None:
+    def undo_earlier(self, kind: Kind, model: str, version: int, actions: tuple[Action, ...]) -> None:
         """Undo actions that an earlier operation has done.
 
         Raises:
