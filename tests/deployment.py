@@ -20,15 +20,9 @@ from tests.routes import wait_until
 COMPOSE = ROOT / "docker-compose.yml"
 SETTINGS = ROOT / ".env"
 SLIM, NVIDIAS = "deploy/embedded.Dockerfile", "deploy/triton.Dockerfile"
-
-
-def interpolated(text: str) -> str:
-    text = re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
-    assert "${" not in text, "every variable has a default"
-    return text.replace("$$", "$")
-
-
-DOCUMENT = yaml.safe_load(interpolated(COMPOSE.read_text()))
+INTERPOLATED = re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", COMPOSE.read_text())
+assert "${" not in INTERPOLATED, "every variable has a default"
+DOCUMENT = yaml.safe_load(INTERPOLATED.replace("$$", "$"))
 SERVICES = DOCUMENT["services"]
 
 

@@ -95,7 +95,7 @@ class TestDetector:
         boxes = np.full((10, 4), 0.5, np.float32)
         boxes[: len(self.objects)] = self._sized() / SIDE
         for place, (_, score, index) in enumerate(self.objects):
-            logits[place, index] = _logit(score)
+            logits[place, index] = 1000 if score == 1 else np.log(score / (1 - score))
         return {"logits": logits, "pred_boxes": boxes}
 
     def _detr(self) -> dict[str, np.ndarray]:
@@ -142,11 +142,6 @@ class TestDetector:
             boxes[place], scores[place], classes[place] = box, score, index
         found = {"boxes": boxes, "scores": scores, "classes": classes}
         return {"num_dets": np.array([count], np.int64)} | {f"det_{name}": x for name, x in found.items()}
-
-
-def _logit(score: float) -> float:
-    """Return the number whose sigmoid is the score, 1000 for 1."""
-    return 1000.0 if score == 1 else float(np.log(score / (1 - score)))
 
 
 def moved(objects: Objects = KNOWN, right: float = 4.0) -> Objects:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -140,8 +140,3 @@ def small(photo: Path) -> bytes:
     """Return a photo in the network's own size, which the preprocessing leaves as it is."""
     with Image.open(photo) as opened:
         return save(opened.convert("RGB").resize((SIDE, SIDE)))
-
-
-def cosine(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    left, right = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))

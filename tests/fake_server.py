@@ -2,13 +2,11 @@
 
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from nereid.models.routes.target import find_routes, read_state
 from nereid.repository.layout import model_folders, served_versions, steps_of
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
+from tests.http_receiver import receiving
 
 # Not `fsync`: what a killed process has written stays, synchronised or not.
 CHANGES = ("mkdir", "rename", "replace", "rmdir", "unlink")
@@ -71,22 +70,17 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.RepositoryModelUnloadResponse()
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        found = [(name, str(version)) for name, versions in self.loaded.items() for version in versions]
         entry = service_pb2.RepositoryIndexResponse.ModelIndex
-        return service_pb2.RepositoryIndexResponse(
-            models=[
-                entry(name=name, version=str(version), state="READY")
-                for name, versions in self.loaded.items()
-                for version in versions
-            ]
-        )
+        models = [entry(name=name, version=version, state="READY") for name, version in found]
+        return service_pb2.RepositoryIndexResponse(models=models)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
         is_ready = int(request.version or 1) in self.loaded.get(request.name, ())
         return service_pb2.ModelReadyResponse(ready=is_ready)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        config = model_config_pb2.ModelConfig(name=request.name)
-        return service_pb2.ModelConfigResponse(config=config)
+        return service_pb2.ModelConfigResponse(config=model_config_pb2.ModelConfig(name=request.name))
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         if int(request.model_version or 1) not in self.loaded.get(request.model_name, ()):
@@ -110,30 +104,16 @@ def _text(folder: Path) -> str:
 
 @contextmanager
 def running(server: FakeServer, ports: Ports | None = None) -> Iterator[ServerRecord]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = server.page().encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *words: Any) -> None:
-            """Write no log."""
-
     front = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, front)
     port = front.add_insecure_port(f"127.0.0.1:{ports.grpc if ports else 0}")
-    with HTTPServer(("127.0.0.1", ports.metrics if ports else 0), Handler) as metrics:
-        thread = threading.Thread(target=metrics.serve_forever, args=[0.01])
-        thread.start()
+    with receiving(lambda *request: (200, server.page().encode()), ports.metrics if ports else 0) as address:
         front.start()
-        found = Ports(http=1, grpc=port, metrics=metrics.server_port)
+        found = Ports(http=1, grpc=port, metrics=int(address.rpartition(":")[2]))
         try:
             yield ServerRecord(os.getpid(), "127.0.0.1", found, str(server.repository), "", "")
         finally:
             front.stop(None).wait()
-            metrics.shutdown()
-            thread.join()
 
 
 class Killed(BaseException):

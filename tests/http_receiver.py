@@ -8,27 +8,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextlib.contextmanager
-def receiving(answer: Callable[[str, Message, bytes], tuple[int, bytes]]) -> Iterator[str]:
-    """Run an HTTP server on a free port until the context ends; gives HOST:PORT.
+def receiving(answer: Callable[[str, Message, bytes], tuple[int, bytes]], port: int = 0) -> Iterator[str]:
+    """Run an HTTP server until the context ends, by default on a free port; gives HOST:PORT.
 
-    `answer` returns the status and body for the path, headers and body of a POST.
+    `answer` returns the status and body for the path, headers and body of a GET or POST.
     """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, page = answer(self.path, self.headers, body)
             self.send_response(status)
             self.send_header("Content-Length", str(len(page)))
             self.end_headers()
             self.wfile.write(page)
 
+        do_GET = do_POST
+
         def log_message(self, *words: object) -> None:
             """Write nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         try:

@@ -13,16 +13,12 @@ from tests.conftest import ROOT
 FOLDER = ROOT / "deploy" / "kubernetes"
 
 
-def kubectl() -> str:
-    found = shutil.which("kubectl")
-    if not found:
-        pytest.skip("kubectl is not installed; fix: apt-get install kubernetes-client")
-    return found
-
-
 @cache
 def rendered(overlay: str) -> tuple[dict[str, Any], ...]:
-    done = captured([kubectl(), "kustomize", str(FOLDER / overlay)], timeout=60)
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("kubectl is not installed; fix: apt-get install kubernetes-client")
+    done = captured([kubectl, "kustomize", str(FOLDER / overlay)], timeout=60)
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))
 

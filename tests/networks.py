@@ -154,6 +154,13 @@ def connect(
     return CLIENTS[protocol].InferenceServerClient(f"{options.host}:{getattr(options.ports, protocol)}")
 
 
+def given(protocol: str, name: str, array: np.ndarray) -> Any:
+    """Return a client's input with the values of an array."""
+    made = CLIENTS[protocol].InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    made.set_data_from_numpy(array)
+    return made
+
+
 def infer(
     server: EmbeddedServer,
     model: str,
@@ -163,12 +170,8 @@ def infer(
     **options: Any,
 ) -> Arrays:
     """Return a served model's response by output name; `options` are the client's, no `outputs` are all."""
-    library = CLIENTS[protocol]
-    tensors = []
-    for name, array in inputs.items():
-        tensors.append(library.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
-    wanted = [library.InferRequestedOutput(name) for name in outputs] or None
+    tensors = [given(protocol, *each) for each in inputs.items()]
+    wanted = [CLIENTS[protocol].InferRequestedOutput(name) for name in outputs] or None
     with connect(server, protocol) as client:
         return arrays_of(client.infer(model, tensors, outputs=wanted, **options))
 

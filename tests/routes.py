@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
 from nereid.base.metrics_page import Snapshot
 from nereid.server.embedded_server import EmbeddedServer
-from tests.networks import CLIENTS, ONE_INSTANCE, connect, serve, store, tensor, written
+from tests.networks import ONE_INSTANCE, connect, given, serve, store, tensor, written
 
 # Far longer than any wait should take.
 WATCHDOG_S = 180
@@ -240,7 +239,7 @@ class RouteServer:
         """Send X, or `x`; returns the client's own result."""
         # The HTTP client adds its own to the headers it is given.
         options["headers"] = dict(options.get("headers", {}))
-        tensors = [given(protocol, options.pop("x", X))]
+        tensors = [given(protocol, "x", options.pop("x", X))]
         return self.client(protocol).infer(model, tensors, outputs=outputs or None, **options)
 
     def send(self, model: str, protocol: str = "grpc", **options: Any) -> RouteResponse:
@@ -378,21 +377,3 @@ def serve_routes(repository: Path, run_dir: Path, *flags: str) -> Iterator[Route
             served.close()
             if (status := running.poll()) is not None:
                 print(f"the server has ended with status {status}:", *log[-30:], sep="\n", file=sys.stderr)
-
-
-def together(count: int, send: Callable[[int], Any]) -> "list[Future[Any]]":
-    """Start `send(0)` to `send(count - 1)`, each in a thread of its own."""
-    pool = ThreadPoolExecutor(count)
-    futures = [pool.submit(send, number) for number in range(count)]
-    pool.shutdown(wait=False)
-    return futures
-
-
-def given(protocol: str, x: np.ndarray) -> Any:
-    tensor = CLIENTS[protocol].InferInput("x", list(x.shape), "FP32")
-    tensor.set_data_from_numpy(x)
-    return tensor
-
-
-def wanted(protocol: str, *names: str, **options: Any) -> list[Any]:
-    return [CLIENTS[protocol].InferRequestedOutput(name, **options) for name in names]

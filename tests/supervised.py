@@ -6,8 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -23,7 +21,7 @@ from nereid.base.metrics_page import Snapshot
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
 from tests.commands import captured
-from tests.networks import CLIENTS, tensor
+from tests.networks import CLIENTS, given, tensor
 from tests.routes import WATCHDOG_S, wait_until
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
@@ -107,13 +105,7 @@ class Served:
         return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]
 
     def page(self, path: str) -> tuple[int, str]:
-        address = f"http://127.0.0.1:{self.ports['health']}{path}"
-        try:
-            with urllib.request.urlopen(address, timeout=WATCHDOG_S) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as refused:
-            with refused:
-                return refused.code, refused.read().decode()
+        return metrics_page.get(f"127.0.0.1:{self.ports['health']}", path, WATCHDOG_S)
 
     def triton_page(self) -> str:
         return metrics_page.fetch(self.record.url("metrics"), WATCHDOG_S)
@@ -148,26 +140,24 @@ class Calls:
 def image_input(protocol: str, *images: bytes) -> Any:
     """Return a batch of images as an input, by default of the sample photo."""
     rows = [[image] for image in images or [COFFEE.read_bytes()]]
-    tensor = CLIENTS[protocol].InferInput("image", [len(rows), 1], "BYTES")
-    tensor.set_data_from_numpy(np.array(rows, object))
-    return tensor
+    return given(protocol, "image", np.array(rows, object))
 
 
 @contextmanager
 def calling(
-    served: Served, model: str, callers: int, given: Callable[[str], Any] = image_input
+    served: Served, model: str, callers: int, inputs: Callable[[str], Any] = image_input
 ) -> Iterator[Calls]:
     """Send requests over both protocols with NVIDIA's clients, which repeat none, while the context lasts."""
     calls, over = Calls(), threading.Event()
 
     def call(protocol: str) -> None:
-        tensor = given(protocol)
+        image = inputs(protocol)
         options = {"client_timeout": WATCHDOG_S} if protocol == "grpc" else {}
         with CLIENTS[protocol].InferenceServerClient(f"127.0.0.1:{served.ports[protocol]}") as client:
             while not over.is_set():
                 begin = time.monotonic()
                 try:
-                    result = client.infer(model, [tensor], **options)
+                    result = client.infer(model, [image], **options)
                     outcome: Any = float(result.as_numpy("scores").max())
                 except Exception as error:  # judged by the test
                     outcome = str(error)

@@ -1,20 +1,16 @@
 """Alerts, their runbook and Alertmanager: complete, tested, and routed."""
 
 import re
-import shutil
 
 import pytest
 import yaml
 
-from tests.commands import captured
 from tests.conftest import ROOT
+from tests.contract.test_deploy_prometheus import needs_promtool, promtool
 from tests.deployment import SERVICES
 from tests.monitoring import PROMETHEUS, RUNBOOK, alerting, alerts, metrics_of, read, rules
 
-PROMTOOL = shutil.which("promtool")
 ALERTMANAGER = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
-NAMES = {each["alert"] for each in alerts()}
-CASES = read("prometheus/alerts_test.yml")["tests"]
 # By objective: level of the sums, bad and all requests, allowed share.
 OBJECTIVES = {
     "RouteErrors": ("job_route", "nereid_route_requests_failed", "nereid_route_requests", "0.001"),
@@ -37,7 +33,7 @@ def expected_alerts() -> list[tuple[str, list[dict[str, str]]]]:
     """Return the checks of `alerts_test.yml`: an alert, and the labels with which it fires."""
     return [
         (check["alertname"], [fired["exp_labels"] for fired in check["exp_alerts"]])
-        for case in CASES
+        for case in read("prometheus/alerts_test.yml")["tests"]
         for check in case["alert_rule_test"]
     ]
 
@@ -46,18 +42,16 @@ def bare(expression: str) -> str:
     return re.sub(r"\s+", "", expression)
 
 
-@pytest.mark.skipif(not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus")
+@needs_promtool
 def test_alerts_fire_and_stay_silent_as_expected():
-    done = captured([str(PROMTOOL), "test", "rules", str(PROMETHEUS / "alerts_test.yml")])
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool("test", "rules", str(PROMETHEUS / "alerts_test.yml"))
 
 
 def test_every_alert_is_tested_to_fire_and_to_stay_silent():
     fired = {(name, labels.get("window")) for name, found in expected_alerts() for labels in found}
 
     assert fired == {(each["alert"], each["labels"].get("window")) for each in alerts()}
-    assert {name for name, found in expected_alerts() if not found} == NAMES
+    assert {name for name, found in expected_alerts() if not found} == {each["alert"] for each in alerts()}
 
 
 def test_every_alert_has_severity_texts_and_runbook():
@@ -75,8 +69,7 @@ def test_burn_rates_are_those_of_the_workbook(name, about):
     level, bad, requests, allowed = about
 
     def share(window: str) -> str:
-        sums = (f"sum_over_time({level}:{metric}:rate5m[{window}])" for metric in (bad, requests))
-        return "/".join(sums)
+        return "/".join(f"sum_over_time({level}:{metric}:rate5m[{window}])" for metric in (bad, requests))
 
     expected = [
         (

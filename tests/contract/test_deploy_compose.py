@@ -30,7 +30,6 @@ NVIDIA_SERVERS, SLIM_SERVERS = ("triton-cpu", "triton-gpu"), ("server-a", "serve
 SERVERS = (*NVIDIA_SERVERS, *SLIM_SERVERS)
 PROXY_CONFIG = ROOT / "deploy" / "proxy" / "haproxy.cfg"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-WATCHDOG_S = 120
 # Of the slim image, if the build names none.
 (SLIM_EXTRAS,) = re.findall(r"^ARG EXTRAS=(.+)$", (ROOT / SLIM).read_text(), re.M)
 
@@ -41,7 +40,7 @@ def seconds(duration: str) -> float:
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return captured([*map(str, words)], cwd=ROOT, timeout=WATCHDOG_S)
+    return captured([*map(str, words)], cwd=ROOT, timeout=120)
 
 
 def test_compose_file_follows_its_schema():
@@ -83,10 +82,9 @@ def test_servers_are_guarded_and_supervised(service):
 
 
 def test_nvidias_image_keeps_buffers():
-    wanted = {**KEEP_BUFFERS, "ORT_DISABLE_TELEMETRY": "1"}
-
     in_image = dict(each.split("=", 1) for line in instructions(NVIDIAS, "ENV") for each in line.split())
-    assert in_image.items() >= wanted.items()
+
+    assert in_image.items() >= {**KEEP_BUFFERS, "ORT_DISABLE_TELEMETRY": "1"}.items()
 
 
 def test_only_gateways_and_proxy_are_published_beyond_loopback():
@@ -100,10 +98,9 @@ def test_only_gateways_and_proxy_are_published_beyond_loopback():
 
 
 def test_no_container_has_a_way_out():
-    masquerade = "com.docker.network.bridge.enable_ip_masquerade"
     assert DOCUMENT["networks"] == {
         "inside": {"internal": True},
-        "outside": {"driver_opts": {masquerade: "false"}},
+        "outside": {"driver_opts": {"com.docker.network.bridge.enable_ip_masquerade": "false"}},
     }
     for name, each in SERVICES.items():
         if each.get("network_mode") == "none":
@@ -172,10 +169,9 @@ def test_health_of_a_server_is_a_correct_response():
 
 def is_ignored(path: str) -> bool:
     """Return whether .dockerignore excludes a path from the build; the last matching line decides."""
-    lines = (ROOT / ".dockerignore").read_text().splitlines()
     names = [path, *(str(parent) for parent in Path(path).parents)][: len(Path(path).parts)]
     verdict = False
-    for line in lines:
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
         if line and not line.startswith("#"):
             pattern = line.removeprefix("!")
             if any(fnmatch.fnmatch(name, pattern) for name in names):

@@ -12,8 +12,7 @@ from nereid.backends.routing.assignment import parse_route
 from nereid.base.assets import REPOSITORY
 from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE
 from nereid.server.embedded_server import STOP_TIMEOUT_S
-from tests.conftest import ROOT
-from tests.deployment import SLIM, command_line, instructions
+from tests.deployment import SERVICES, SLIM, command_line, instructions
 from tests.manifests import FOLDER, container, containers, find, pod, rendered
 
 PROFILES = {
@@ -76,11 +75,9 @@ def test_kserve_runs_the_command_of_the_slim_image():
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_images_are_those_of_compose(overlay):
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    known = {each["image"] for each in compose["services"].values()} | FOREIGN
-
     images = {each["image"] for each in containers(overlay)}
-    assert images <= known
+
+    assert images <= {each["image"] for each in SERVICES.values()} | FOREIGN
     assert [image for image in images if not re.search(r":[^:/]*\d[^:/]*$", image)] == []
 
 
@@ -164,7 +161,6 @@ def test_selectors_select_the_same_pods(overlay):
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_route_is_the_repositorys(overlay):
     config = find(overlay, "ConfigMap")
-    init = container(overlay, "models")
     (volume,) = (each for each in pod(overlay)["volumes"] if each["name"] == "routes")
 
     ((name, text),) = config["data"].items()
@@ -172,7 +168,7 @@ def test_route_is_the_repositorys(overlay):
     stored = msgspec.structs.replace(parse_route((REPOSITORY / name).read_bytes()), schema="")
     assert parse_route(text.encode()) == stored
     assert volume["configMap"]["name"] == config["metadata"]["name"] == "nereid-routes"
-    assert f"ln -sfn /routes/{name} /models/{name}" in init["args"][0]
+    assert f"ln -sfn /routes/{name} /models/{name}" in container(overlay, "models")["args"][0]
 
 
 def test_autoscalers_use_the_same_queries():
@@ -184,10 +180,9 @@ def test_autoscalers_use_the_same_queries():
         rule["name"]["as"]: rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="nereid"')
         for rule in adapter["rules"]["external"]
     }
-    asked = [each["external"] for each in hpa["metrics"]]
     wanted = [
         (queries[each["metric"]["name"]], kind := each["target"]["type"], int(each["target"][FIELDS[kind]]))
-        for each in asked
+        for each in (metric["external"] for metric in hpa["metrics"])
     ]
     assert wanted == [
         (each["metadata"]["query"], each["metricType"], int(each["metadata"]["threshold"]))

@@ -16,28 +16,26 @@ from nereid.gateway.v2 import grpc_front, http_front
 from nereid.server.command_line import TritonOptions
 from tests import monitoring
 from tests.commands import captured
-from tests.conftest import ROOT
+from tests.deployment import SERVICES
 from tests.monitoring import PROMETHEUS, Query, exported, metrics_of, panels, read, rules
+from tests.tables import cases
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
     not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus"
 )
-COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 # Outcomes that are not the server's fault; see the comments in rules.yml.
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
+FAULTY = FAULTS | {"deadline_exceeded"}
 ASKED = [*monitoring.asked(), *monitoring.alerting(), *monitoring.runbook_queries()]
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
-METRICS_PORT = TritonOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
 IMAGE_ENDPOINTS = {each.path for each in OPERATIONS if each.task and each.is_limited}
 INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}
 # A batch, and a page of text, may take longer than the objective.
 LONG = {"/v1/classify", "/v1/read", "/v1/waybill"}
-ENDPOINTS = {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)} | {
-    grpc_front.INFER,
-    *grpc_front.READ,
-}
+ENDPOINTS = {grpc_front.INFER, *grpc_front.READ}
+ENDPOINTS |= {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)}
 
 
 def promtool(*words: str) -> None:
@@ -61,19 +59,15 @@ def selected(label: str, expression: str) -> list[tuple[str, set[str]]]:
     ]
 
 
-@pytest.fixture
-def copied(tmp_path):
-    """Prometheus' folder with the key that `init` makes."""
+@needs_promtool
+@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
+def test_configuration_is_accepted(tmp_path, name):
+    """The folder has the key that `init` makes."""
     folder = shutil.copytree(PROMETHEUS, tmp_path / "prometheus")
     (folder / "keys").mkdir()
     (folder / "keys" / "prometheus.key").write_text("a key\n")
-    return folder
 
-
-@needs_promtool
-@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
-def test_configuration_is_accepted(copied, name):
-    promtool("check", "config", "--lint-fatal", str(copied / name))
+    promtool("check", "config", "--lint-fatal", str(folder / name))
 
 
 @needs_promtool
@@ -83,8 +77,7 @@ def test_rules_compute_the_expected_numbers():
 
 @needs_promtool
 def test_queries_parse(tmp_path):
-    queries = enumerate(ASKED)
-    group = [{"record": f"query:{place}", "expr": query.expression} for place, query in queries]
+    group = [{"record": f"query:{place}", "expr": query.expression} for place, query in enumerate(ASKED)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": group}]}))
 
     promtool("check", "rules", "--lint-fatal", str(tmp_path / "rules.yml"))
@@ -93,9 +86,8 @@ def test_queries_parse(tmp_path):
 def test_every_rule_is_tested():
     tests = read("prometheus/rules_test.yml")["tests"]
     expressions = [case["expr"] for test in tests for case in test["promql_expr_test"]]
-    tested = {name for each in expressions for name in metrics_of(each)}
 
-    assert tested == set(rules())
+    assert {name for each in expressions for name in metrics_of(each)} == set(rules())
 
 
 def test_queries_use_exported_or_recorded_metrics():
@@ -120,33 +112,27 @@ def test_selected_outcomes_and_operations_exist():
             assert all(any(re.fullmatch(value, each) for each in chosen) for value in values), query.where
 
 
-def test_errors_are_what_is_the_servers_fault():
-    routes = (
-        "job_route_variant:nereid_route_errors_per_requests:ratio_rate1m",
-        "job_route:nereid_route_requests_failed:rate5m",
-    )
-    gateways = (
-        "job_endpoint:nereid_gateway_errors_per_requests:ratio_rate1m",
-        "job:nereid_gateway_requests_failed:rate5m",
-    )
-
-    for name in routes:
-        assert selected("outcome", rules()[name]) == [("!~", INNOCENT)]
-    for name in gateways:
-        assert selected("outcome", rules()[name]) == [("=~", FAULTS | {"deadline_exceeded"})]
+@cases(
+    variants=("job_route_variant:nereid_route_errors_per_requests:ratio_rate1m", "!~", INNOCENT),
+    routes=("job_route:nereid_route_requests_failed:rate5m", "!~", INNOCENT),
+    endpoints=("job_endpoint:nereid_gateway_errors_per_requests:ratio_rate1m", "=~", FAULTY),
+    gateways=("job:nereid_gateway_requests_failed:rate5m", "=~", FAULTY),
+)
+def test_errors_are_what_is_the_servers_fault(name, operator, outcomes):
+    assert selected("outcome", rules()[name]) == [(operator, outcomes)]
 
 
 def test_compose_mounts_what_grafana_names():
     (provider,) = read("grafana/provisioning/dashboards/nereid.yml")["providers"]
     (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
 
-    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in COMPOSE["grafana"]["volumes"]
+    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
     assert source["url"] == "http://prometheus:9090"
 
 
 def test_local_differs_only_in_its_targets():
     here, there = read("prometheus/local.yml"), read("prometheus/prometheus.yml")
-    ports = {"server": METRICS_PORT, "gateway": GATEWAY_PORT, "supervisor": 8003}
+    ports = {"server": TritonOptions().ports.metrics, "gateway": GATEWAY_PORT, "supervisor": 8003}
 
     expected = [
         {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}

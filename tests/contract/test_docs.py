@@ -34,7 +34,6 @@ from tools import commands_page, metrics_page
 
 GROUP = typer.main.get_command(app)
 COMMANDS = commands_page.commands(GROUP)
-ROOT_OPTIONS = {option for parameter in GROUP.params for option in parameter.opts} | {"--help"}
 PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
 
 
@@ -59,26 +58,20 @@ def unknown_words(line: str) -> list[str]:
     """Return the words after `nereid` that name no command, no command of its group, or no option of it."""
     words = line.partition(" -- ")[0].split()
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
-    if words[0].startswith("-"):
-        known = ROOT_OPTIONS
-    elif not name or (hasattr(COMMANDS[name], "commands") and words[1:]):
+    is_option = words[0].startswith("-")
+    if not is_option and (not name or (hasattr(COMMANDS[name], "commands") and words[1:])):
         return words[:2]
-    else:
-        known = {option for parameter in COMMANDS[name].params for option in parameter.opts} | {"--help"}
+    command = GROUP if is_option else COMMANDS[name]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
-
-
-def shown_text(page):
-    """Return a page without the commands of its records, which may be outdated."""
-    text = prose.page_text(PAGES[page])
-    for path in (ROOT / "loadtest" / "results").glob("*.json"):
-        text = text.replace(f"`{json.loads(path.read_text())['command']}`", "")
-    return text
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_shell_lines_name_real_commands(root, page):
-    text = shown_text(page)
+    """The commands of records, which may be outdated, do not count."""
+    text = prose.page_text(PAGES[page])
+    for path in (root / "loadtest" / "results").glob("*.json"):
+        text = text.replace(f"`{json.loads(path.read_text())['command']}`", "")
     targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
 
     named = re.findall(r"(?:\$ |`|bin/|^|&& )nereid ([\w-][^`\n]*)", text, re.MULTILINE)
@@ -174,7 +167,6 @@ def test_every_field_of_a_route_is_documented(root):
         for field in definition["properties"]:
             assert f"`{field}`" in text, field
     example = re.search(r"^```json\n(.*?)^```", text, re.M | re.S)
-    assert example
     assert parse_route(example[1].encode()).shadows[0].percent == 20
 
 
@@ -231,34 +223,29 @@ def test_links_lead_somewhere():
     assert not broken, "\n".join(broken)
 
 
-@pytest.fixture(scope="module")
-def text(root):
-    return (root / "docs" / "gateway.md").read_text()
-
-
 def named(section: str) -> set[str]:
     """Return the code spans in the first two cells of each row."""
     cells = ["|".join(row.split("|")[1:3]) for row in re.findall(r"^\|.*\|$", section, re.M)]
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def section(text: str, title: str) -> str:
-    return text.split(f"## {title}\n")[1].split("\n## ")[0]
+def section(title: str) -> str:
+    """Return a section of the page of the gateway."""
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    return page.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_every_operation_is_documented(text):
-    operations = {f"{each.method} {each.path}" for each in OPERATIONS}
-
-    assert operations <= named(section(text, "Operations"))
+def test_every_operation_is_documented():
+    assert {f"{each.method} {each.path}" for each in OPERATIONS} <= named(section("Operations"))
 
 
-def test_every_error_is_documented(text):
-    rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", section(text, "Errors"), re.M)
+def test_every_error_is_documented():
+    rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", section("Errors"), re.M)
     found = {code: statuses for statuses, cell in rows for code in re.findall(r"`(\w+)`", cell)}
 
     assert {*found} == {*STATUS}
     assert [code for code, statuses in found.items() if str(STATUS[code]) not in statuses] == []
 
 
-def test_every_setting_is_documented(text):
-    assert named(section(text, "Settings")) - {"classify"} == {each.name for each in fields(Settings)}
+def test_every_setting_is_documented():
+    assert named(section("Settings")) - {"classify"} == {each.name for each in fields(Settings)}

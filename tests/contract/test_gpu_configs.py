@@ -32,12 +32,11 @@ def without(fields: set[str], path: Path) -> dict:
 
 def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
     """A model without one would stay on the CPU in this profile, next to its idle GPU."""
-    on_gpu = {ROOT.joinpath(each).parents[1].name for each in CONFIGS}
     backends = ("onnxruntime", "preprocess")
     paths = ROOT.glob("model_repository/*/config.pbtxt")
     plain = {path.parent.name for path in paths if read_pbtxt(path).get("backend") in backends}
 
-    assert on_gpu == plain
+    assert {ROOT.joinpath(each).parents[1].name for each in CONFIGS} == plain
     assert len(NETWORKS) == 1
 
 
@@ -74,7 +73,6 @@ def test_one_process_has_the_steps_of_the_ensemble():
 def test_preprocessing_has_a_limit_of_memory():
     (relative,) = (each for each in CONFIGS if each not in NETWORKS)
     found = config(relative)
-    settings = PreprocessSettings.from_config(found)
 
     tensor_bytes = found.max_batch_size * 3 * 224 * 224 * 4
-    assert settings.resources.gpu_memory_limit_bytes > 4 * tensor_bytes
+    assert PreprocessSettings.from_config(found).resources.gpu_memory_limit_bytes > 4 * tensor_bytes

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
+
 MAX_ROOMS, MAX_LINES, MAX_BODY_LINES = 12, 600, 50
 PACKAGES = ("nereid", "python_backend", "loadtest", "clients")
+ADAPTERS = sorted((ROOT / "python_backend").glob("*/model.py"))
+# Empty `__init__.py` are not counted as modules.
+MODULES = [path for path in sorted((ROOT / "nereid").rglob("*.py")) if path.name != "__init__.py"]
 # An adapter of Triton composes these rooms and adds nothing of its own.
 ADAPTERS_MAY_IMPORT = {"backends", "base", "tasks", "vision"}
 
@@ -23,28 +28,19 @@ def imported_modules(source: Path) -> set[str]:
     return modules
 
 
-@pytest.fixture
-def adapters(root):
-    found = sorted((root / "python_backend").glob("*/model.py"))
-    assert found
-    return found
-
-
-def test_adapters_import_only_the_library(adapters, root):
-    for source in adapters:
+def test_adapters_import_only_the_library():
+    assert ADAPTERS
+    for source in ADAPTERS:
         rooms = {each.split(".")[1] for each in imported_modules(source) if each.startswith("nereid.")}
-        assert rooms <= ADAPTERS_MAY_IMPORT, source.relative_to(root)
+        assert rooms <= ADAPTERS_MAY_IMPORT, source.relative_to(ROOT)
 
 
-def test_adapters_first_let_go_of_what_they_inherit(adapters, root):
-    for source in adapters:
-        (initialize,) = [
-            node
-            for node in ast.walk(ast.parse(source.read_text()))
-            if isinstance(node, ast.FunctionDef) and node.name == "initialize"
-        ]
+def test_adapters_first_let_go_of_what_they_inherit():
+    for source in ADAPTERS:
+        nodes = ast.walk(ast.parse(source.read_text()))
+        (initialize,) = (node for node in nodes if getattr(node, "name", "") == "initialize")
         _, first, *_ = map(ast.unparse, initialize.body)
-        assert first == "stub_processes.close_connections()", source.relative_to(root)
+        assert first == "stub_processes.close_connections()", source.relative_to(ROOT)
 
 
 def test_adapters_are_not_packages(root):
@@ -64,30 +60,23 @@ def test_environment_is_read_at_the_edge_only(root, package):
             assert source.name == "__main__.py" or '__name__ == "__main__"' in text, source.relative_to(root)
 
 
-def test_no_program_starts_a_command(root):
+def test_no_program_starts_a_command():
     """A renamed option would break that at run time only; `nereid.application.child` starts functions."""
     started = re.compile(r'"-m",\s*"nereid"|(?:which|with_name)\("nereid"\)')
 
-    assert [path.name for path in product_modules(root) if started.search(path.read_text())] == []
+    assert [path.name for path in MODULES if started.search(path.read_text())] == []
 
 
-def product_modules(root: Path) -> list[Path]:
-    """Return every module of the package; empty `__init__.py` are not counted as such."""
-    return [path for path in sorted((root / "nereid").rglob("*.py")) if path.name != "__init__.py"]
-
-
-def test_rooms_are_few_and_modules_and_functions_small(root):
-    rooms = [path.parent.name for path in (root / "nereid").glob("*/__init__.py")]
-    modules = product_modules(root)
-    lines = {path.relative_to(root).as_posix(): path.read_text().count("\n") for path in modules}
+def test_rooms_are_few_and_modules_and_functions_small():
+    lines = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in MODULES}
     bodies = {
-        f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno - body_start(node) + 1
-        for path in modules
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": node.end_lineno - body_start(node) + 1
+        for path in MODULES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 
-    assert len(rooms) <= MAX_ROOMS
+    assert len([*(ROOT / "nereid").glob("*/__init__.py")]) <= MAX_ROOMS
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
     assert {name: count for name, count in bodies.items() if count > MAX_BODY_LINES} == {}
 

@@ -13,10 +13,9 @@ def test_bundle_is_built_for_the_target_with_the_python_that_is_here(root, tmp_p
     program.chmod(0o755)
     # `make check` gives its own variables to this test.
     kept = (name for name in os.environ if not name.startswith(("MAKE", "PYTHON", "EXTRAS", "PART")))
-    environment = {name: os.environ[name] for name in kept}
 
     words = ["make", "offline", "EXTRAS=embedded,gpu13", "PYTHON=3.12", "PART=60M"]
-    done = captured(words, cwd=tmp_path, env=environment)
+    done = captured(words, cwd=tmp_path, env={name: os.environ[name] for name in kept})
 
     words = "-m tools.offline_bundle --extras embedded,gpu13 --part 60M --python 3.12"
     assert (done.stdout.splitlines(), done.returncode) == ([words], 0), done.stderr

@@ -9,21 +9,19 @@ import pytest
 import nereid
 from nereid.tasks import DEFAULT, TASKS
 from nereid.tasks.task import Task
+from tests.conftest import ROOT
 from tests.contract.test_layers import imported_modules
 
-FOLDERS = sorted(path.parent.name for path in Path(nereid.__file__).parent.glob("tasks/*/__init__.py"))
+PACKAGE = ROOT / "nereid"
+FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("tasks/*/__init__.py"))
+# Every module of the package that is not in the folder of a task.
+OUTSIDE = [path for path in sorted(PACKAGE.rglob("*.py")) if not path.is_relative_to(PACKAGE / "tasks")]
 NAMES = {task.name for task in TASKS}
 # Words that are equal to the name of a task, but mean something else, by module.
 OTHER_MEANINGS = {"nereid/client/images.py": {"read"}}  # a method of files
 ENTRY_POINTS = [
     pytest.param(task, name, id=f"{task.name}-{name}") for task in TASKS for name in task.entry_points
 ]
-
-
-def modules_outside(root: Path) -> list[Path]:
-    """Return every module of the package that is not in the folder of a task."""
-    paths = sorted((root / "nereid").rglob("*.py"))
-    return [path for path in paths if not path.is_relative_to(root / "nereid" / "tasks")]
 
 
 def words(source: Path) -> Iterator[tuple[int, str]]:
@@ -49,8 +47,8 @@ def test_no_module_outside_imports_a_task(root):
     of_a_task = tuple(f"nereid.tasks.{folder}." for folder in FOLDERS)
     found = {
         path.relative_to(root).as_posix(): names
-        for path in modules_outside(root)
-        if path != root / "nereid" / "__init__.py"
+        for path in OUTSIDE
+        if path != PACKAGE / "__init__.py"
         and (names := sorted(name for name in imported_modules(path) if f"{name}.".startswith(of_a_task)))
     }
 
@@ -60,7 +58,7 @@ def test_no_module_outside_imports_a_task(root):
 def test_no_module_outside_names_a_task(root):
     found = {
         f"{path.relative_to(root)}:{line}": word
-        for path in modules_outside(root)
+        for path in OUTSIDE
         for line, word in words(path)
         if word in NAMES - OTHER_MEANINGS.get(path.relative_to(root).as_posix(), set())
     }

@@ -25,21 +25,15 @@ TENSORS = {
 }
 
 
-def read(relative: str) -> ModelConfig:
-    return text_format.Parse((REPOSITORY / relative).read_text(), ModelConfig())
-
-
 def tensors(entries) -> list[tuple[str, str, tuple[int, ...]]]:
     """Write a config's tensors as the contract's table does: BYTES is protobuf's STRING."""
-    names = {
-        number: name.removeprefix("TYPE_").replace("STRING", "BYTES") for name, number in DataType.items()
-    }
+    names = {number: name.partition("_")[2].replace("STRING", "BYTES") for name, number in DataType.items()}
     return [(entry.name, names[entry.data_type], tuple(entry.dims)) for entry in entries]
 
 
 @pytest.mark.parametrize("relative", CONFIGS)
 def test_tensors_are_those_of_the_contract(relative):
-    config = read(relative)
+    config = text_format.Parse((REPOSITORY / relative).read_text(), ModelConfig())
 
     assert (tensors(config.input), tensors(config.output)) == TENSORS[config.name]
     assert config.name == relative.split("/")[0]
@@ -85,4 +79,6 @@ def test_every_model_has_a_row_in_the_contract():
 @pytest.mark.parametrize("relative", CONFIGS)
 def test_queue_has_no_policy(relative):
     """One keeps instances waiting, and hangs the ensemble whose step it is; deadlines go in a parameter."""
-    assert not read(relative).dynamic_batching.HasField("default_queue_policy")
+    config = text_format.Parse((REPOSITORY / relative).read_text(), ModelConfig())
+
+    assert not config.dynamic_batching.HasField("default_queue_policy")

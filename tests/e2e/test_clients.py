@@ -14,7 +14,7 @@ from nereid.client.shared_memory import FOLDER, Region, name_prefix
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import wait_until
-from tests.supervised import serving
+from tests.supervised import image_input, serving
 
 TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
 PHOTO = COFFEE.read_bytes()
@@ -43,9 +43,7 @@ def files_of(server) -> set[str]:
 
 def test_transports_give_equal_scores(server):
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
-        tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[PHOTO]], dtype=object))
-        plain = client.infer("classify_v2", [tensor]).as_numpy("scores")[0]
+        plain = client.infer("classify_v2", [image_input("grpc", PHOTO)]).as_numpy("scores")[0]
 
     for way, protocol, memory in TRANSPORTS:
         with opened(way, url(server, protocol), protocol, "classify_v2", shared_memory=memory) as classifier:

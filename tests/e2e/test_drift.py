@@ -4,13 +4,16 @@ import json
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.resources import files
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageEnhance, ImageFilter
 
 from nereid.backends.routing.reference_file import path_of, read_reference
 from nereid.base import metrics_page
@@ -22,7 +25,7 @@ from nereid.insight.drift.monitor import Monitor, Server, Timing
 from nereid.insight.drift.recording import CLASSES_AFTER_S, growth_of
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
-from tests import drift_photos
+from tests.pictures import save
 from tests.routes import wait_until
 from tests.supervised import Served, gateway_of, serving
 
@@ -34,6 +37,67 @@ GAUGES = ("window_requests", "reference_age_seconds")
 ROUTE, PHOTOS, SENT = "classify", 320, 260
 # The window is one look; a real one has the last hour.
 TIMING = Timing(interval_s=60, window_s=3600, min_requests=200)
+Change = Callable[[Image.Image], Image.Image]
+# All photos in these packages, without charts, silhouettes and pages of text.
+PACKAGED = {
+    "skimage": (
+        *("data/astronaut.png", "data/brick.png", "data/camera.png", "data/chelsea.png", "data/coffee.png"),
+        *("data/coins.png", "data/grass.png", "data/gravel.png", "data/hubble_deep_field.jpg"),
+        *("data/ihc.png", "data/moon.png", "data/motorcycle_left.png", "data/retina.jpg", "data/rocket.jpg"),
+    ),
+    "sklearn": ("datasets/images/china.jpg", "datasets/images/flower.jpg"),
+    "matplotlib": ("mpl-data/sample_data/grace_hopper.jpg",),
+}
+# Sides of the crops, as parts of the photo's own sides.
+MIN_PART, MAX_PART, MAX_SIDE_PX = 0.45, 1.0, 640
+
+
+def jpeg(photo: Image.Image) -> bytes:
+    return save(photo, "JPEG", quality=90)
+
+
+def crops(count: int) -> list[Image.Image]:
+    """Return distinct crops of the photos of three packages, in turn; each is a photo of its own size."""
+    rng = np.random.default_rng(1)
+    paths = [str(files(package) / name) for package, names in PACKAGED.items() for name in names]
+    photos = [Image.open(path).convert("RGB") for path in paths]
+    for photo in photos:
+        photo.thumbnail((1280, 1280))
+    return [_crop(photo, rng) for photo in islice(cycle(photos), count)]
+
+
+def _crop(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
+    width, height = (max(64, int(side * rng.uniform(MIN_PART, MAX_PART))) for side in photo.size)
+    left = int(rng.integers(0, photo.width - width + 1))
+    top = int(rng.integers(0, photo.height - height + 1))
+    part = photo.crop((left, top, left + width, top + height))
+    part.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX))
+    part = ImageEnhance.Brightness(part).enhance(rng.uniform(0.85, 1.15))
+    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else part
+
+
+def dark(photo: Image.Image) -> Image.Image:
+    return ImageEnhance.Brightness(photo).enhance(0.4)
+
+
+def _strip(photo: Image.Image) -> Image.Image:
+    return photo.crop((photo.width // 3, 0, 2 * photo.width // 3, photo.height))
+
+
+def _other_camera(photo: Image.Image) -> Image.Image:
+    """Return a photo with the white balance of another camera: more red, less blue."""
+    red, green, blue = photo.split()
+    warmer = red.point(lambda level: level * 1.25), green, blue.point(lambda level: level * 0.8)
+    return Image.merge("RGB", warmer)
+
+
+# What happens to the photos, and the signal that must show it.
+DEGRADED: dict[str, tuple[Change, str]] = {
+    "dark": (dark, "brightness"),
+    "blurred": (lambda photo: photo.filter(ImageFilter.GaussianBlur(max(photo.size) / 100)), "sharpness"),
+    "cropped": (_strip, "aspect"),
+    "another camera": (_other_camera, "warmth"),
+}
 
 
 class World:
@@ -42,7 +106,7 @@ class World:
     def __init__(self, served: Served, base: Path) -> None:
         self.served, self.base = served, base
         self.repository = served.repository
-        self.photos = drift_photos.crops(PHOTOS)
+        self.photos = crops(PHOTOS)
         self.log: list[str] = []
 
     @property
@@ -62,7 +126,7 @@ class World:
         folder = self.base / "photos"
         folder.mkdir()
         for number, photo in enumerate(self.photos):
-            (folder / f"{number:03}.jpg").write_bytes(drift_photos.jpeg(photo))
+            (folder / f"{number:03}.jpg").write_bytes(jpeg(photo))
         for number in range(bad):
             (folder / f"bad-{number}.jpg").write_bytes(b"not an image")
         return folder
@@ -87,11 +151,11 @@ class World:
         first, second = (sum(grown.get(name, {}).values()) for name in names)
         return first, second
 
-    def look_at(self, change: drift_photos.Change, seed: int = 5) -> VariantDrift:
+    def look_at(self, change: Change, seed: int = 5) -> VariantDrift:
         """Send changed copies of a random sample of the photos; return the comparison of their variant."""
         monitor = self.monitor()
         places = np.random.default_rng(seed).integers(0, PHOTOS, SENT)
-        self.send([drift_photos.jpeg(change(self.photos[place])) for place in places])
+        self.send([jpeg(change(self.photos[place])) for place in places])
         monitor.poll()
         assert monitor.state
         (route,) = monitor.state.routes
@@ -165,9 +229,9 @@ def test_histograms_of_the_page_are_whole(world):
             assert page.total(f"{name}_sum", labels) > 0
 
 
-@pytest.mark.parametrize("name", drift_photos.DEGRADED)
+@pytest.mark.parametrize("name", DEGRADED)
 def test_degraded_photos_raise_their_signal(world, name):
-    change, signal = drift_photos.DEGRADED[name]
+    change, signal = DEGRADED[name]
 
     found = world.look_at(change)
 
@@ -178,7 +242,7 @@ def test_degraded_photos_raise_their_signal(world, name):
 def test_ensemble_measures_in_its_preprocessing_model(tmp_path_factory):
     with serving_world(tmp_path_factory.mktemp("ensemble"), "ensemble") as world:
         assert over_limit(world.look_at(lambda photo: photo)) == set()
-        assert "brightness" in over_limit(world.look_at(drift_photos.dark))
+        assert "brightness" in over_limit(world.look_at(dark))
 
 
 def test_serve_exports_the_gauges_itself(world):
@@ -190,7 +254,7 @@ def test_serve_exports_the_gauges_itself(world):
 
 def test_feedback_shows_the_accuracy(world, tmp_path):
     world.monitor().poll()
-    image = drift_photos.jpeg(world.photos[0])
+    image = jpeg(world.photos[0])
     with gateway_of(world.served, tmp_path / "log", "--workers", "2") as ports:
         address = f"http://127.0.0.1:{ports['http']}"
         for number in range(4):

@@ -8,7 +8,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, fragile
-from tests.networks import store
+from tests.networks import given, store
 from tests.routes import wait_until
 from tests.supervised import Served, serving
 
@@ -25,10 +25,8 @@ def served(tmp_path_factory):
 
 
 def infer(served: Served, *shape: int) -> np.ndarray:
-    tensor = tritonclient.grpc.InferInput("shape", [2], "INT64")
-    tensor.set_data_from_numpy(np.array(shape))
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-        return client.infer("fragile", [tensor]).as_numpy("y")
+        return client.infer("fragile", [given("grpc", "shape", np.array(shape))]).as_numpy("y")
 
 
 def outcome(served: Served) -> str:

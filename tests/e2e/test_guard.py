@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 import tritonclient.http
 
 from loadtest import resource_usage
@@ -31,7 +30,7 @@ from nereid.tasks.classify.client import Classifier
 from tests.classifiers import check_bytes_are_sent, opened
 from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO
-from tests.networks import CLIENTS, Arrays, arrays_of, assert_same
+from tests.networks import CLIENTS, Arrays, arrays_of, assert_same, given
 from tests.pictures import encode
 from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, wait_until
@@ -144,8 +143,7 @@ def test_numbers_pass_in_every_form(guarded, encoding, is_binary):
     values = np.random.default_rng(7).normal(size=(1, 3, 224, 224)).astype(np.float32)
     tensor = tritonclient.http.InferInput("input", list(values.shape), "FP32")
     tensor.set_data_from_numpy(values, binary_data=is_binary)
-    own = tritonclient.grpc.InferInput("input", list(values.shape), "FP32")
-    own.set_data_from_numpy(values)
+    own = given("grpc", "input", values)
 
     expected = infer(guarded.served.record.url("grpc"), "grpc", NETWORK, own, model_version="1")
 

@@ -18,6 +18,7 @@ from nereid.models.rollout import orders
 from nereid.models.routes.target import read_state
 from nereid.server import run_dir
 from tests import routes
+from tests.networks import given
 from tests.publishing import record_of
 from tests.rollouts import ROUTE, Rollouts, before
 from tests.supervised import calling, serving
@@ -130,7 +131,7 @@ def test_restarted_server_continues_the_rollout(tmp_path):
         rollout = Rollouts(repository, served.record, hold_s=5, slo_ms=250)
         number = rollout.start(steps=[10, 100]).number
 
-        with calling(served, ROUTE, CALLERS, given=lambda protocol: routes.given(protocol, routes.X)):
+        with calling(served, ROUTE, CALLERS, inputs=lambda protocol: given(protocol, "x", routes.X)):
             routes.wait_until(lambda: rollout.state.look, "a look")
             during = served.page("/metrics")[1]
             pid = served.record.pid

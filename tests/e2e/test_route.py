@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.backends.routing.assignment import MAX_MIRRORED, assign, parse_route
+from tests.networks import CLIENTS, arrays_of, given
 from tests.proof import REQUESTS
 from tests.routes import (
     CLASSES,
@@ -20,7 +22,6 @@ from tests.routes import (
     X,
     answered_by,
     document,
-    given,
     order,
     replace,
     serve_routes,
@@ -28,11 +29,9 @@ from tests.routes import (
     store_ensemble,
     store_puppet,
     store_router,
-    together,
     variant,
     wait_until,
     waiting,
-    wanted,
 )
 
 PROTOCOLS = ["http", "grpc"]
@@ -127,15 +126,13 @@ def test_every_image_of_a_batch_gets_the_requested_outputs(base, protocol, names
     rows, words = 8, {"variant": b"ruled", "version": b"3", "route_reason": b"variant"}
     x = np.arange(rows * CLASSES, dtype=np.float32).reshape(rows, CLASSES)
 
-    result = base.infer("route", protocol, wanted(protocol, *names), x=x, headers={"x-variant": "ruled"})
+    outputs = [CLIENTS[protocol].InferRequestedOutput(name) for name in names]
+    got = arrays_of(base.infer("route", protocol, outputs, x=x, headers={"x-variant": "ruled"}))
 
-    response = result.get_response()
-    outputs = response["outputs"] if protocol == "http" else response.outputs
-    got = {output["name"] if protocol == "http" else output.name for output in outputs}
-    assert got == {*(names or ("scores", *ROUTE_OUTPUTS))}
-    np.testing.assert_array_equal(result.as_numpy("scores"), x + 30)
-    for name in got - {"scores"}:
-        assert result.as_numpy(name).tolist() == [[words[name]]] * rows
+    assert {*got} == {*(names or ("scores", *ROUTE_OUTPUTS))}
+    np.testing.assert_array_equal(got["scores"], x + 30)
+    for name in {*got} - {"scores"}:
+        assert got[name].tolist() == [[words[name]]] * rows
 
 
 # The route file
@@ -194,7 +191,8 @@ def test_one_instance_holds_64_requests_and_rejects_the_next(puppets, unique):
     labels = {"route": "route", "variant": unique}
     for _ in range(2):
         order(puppets.repository, "puppet", hold=True)
-        pending = together(64, lambda number: puppets.send("route", PROTOCOLS[number % 2]))
+        pool = ThreadPoolExecutor(64)
+        pending = [pool.submit(puppets.send, "route", PROTOCOLS[number % 2]) for number in range(64)]
         wait_until(lambda: waiting(puppets.repository, "puppet") == 64, "64 requests at the variant", 20)
         puppets.wait_metric(64, "in_flight", **labels)
 
@@ -245,9 +243,8 @@ def test_slots_of_cancelled_requests_are_freed(puppets):
     route = document(busy, variant("busyd", "steady"), default="busyd", max_in_flight=4)
     puppets.use("route", route)
     order(puppets.repository, "puppet", hold=True)
-    pending = [
-        puppets.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None) for _ in range(4)
-    ]
+    x = given("grpc", "x", X)
+    pending = [puppets.grpc.async_infer("route", [x], lambda result, error: None) for _ in range(4)]
     wait_until(lambda: waiting(puppets.repository, "puppet") == 4)
     to_other = {"headers": {"x-variant": "busyd"}}
     assert puppets.refusal("route", **to_other)[1].startswith("overloaded: 4 in flight")

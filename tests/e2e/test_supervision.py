@@ -129,7 +129,7 @@ def test_full_route_is_ready(served):
     held = served.repository / "held"
     held.touch()
     with (
-        calling(served, "full", 1, given=lambda protocol: image_input(protocol, b"hold")) as calls,
+        calling(served, "full", 1, inputs=lambda protocol: image_input(protocol, b"hold")) as calls,
         Classifier(f"127.0.0.1:{served.ports['grpc']}", "grpc", "full") as classifier,
     ):
         try:

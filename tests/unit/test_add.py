@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from PIL import Image
 
@@ -17,6 +16,7 @@ from nereid.models.publish.add import AddRequest, add
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, pins, unused_models
 from nereid.vision.imaging.pipeline import Pipeline
+from tests.networks import run
 from tests.pictures import noise, save
 from tests.publishing import SIDE, classifier, contents, propose, unchanged
 from tests.tables import cases
@@ -28,8 +28,7 @@ UTF_16 = Path("utf-16.txt")
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "new.onnx"
-    onnx.save(classifier(), path)
+    onnx.save(classifier(), path := tmp_path / "new.onnx")
     return path
 
 
@@ -103,8 +102,7 @@ def test_input_decides_the_preprocessing(datatype, shape, size, dims, layout, re
 def test_label_with_a_control_character_is_refused(label, shown, repository, tmp_path, place):
     model, names = classifier(), [label, "b", "c", "d", "e"]
     (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
-    if place == "metadata":
-        onnx.helper.set_model_props(model, {"names": json.dumps(names)})
+    onnx.helper.set_model_props(model, {"names": json.dumps(names)} if place == "metadata" else {})
     onnx.save(model, tmp_path / "new.onnx")
     labels = tmp_path / "names.txt" if place == "--labels" else None
 
@@ -260,8 +258,7 @@ def test_scores_are_those_of_the_users_network(form, parameters, mean, std, repo
 
     config = ModelConfig.from_file(repository / "own_preprocess", 1)
     batch = Pipeline.from_config(config, max_batch_size=1, instances=1).run([[save(Image.fromarray(pixels))]])
-    network = onnxruntime.InferenceSession(repository / "own_network" / "1" / "model.onnx")
-    (scores,) = network.run(None, {network.get_inputs()[0].name: batch.tensor})
+    (scores,) = run(repository / "own_network" / "1" / "model.onnx", {"image": batch.tensor}).values()
     seen = pixels[:, :, ::-1] if parameters.get("color_order") == "BGR" else pixels
     seen = (seen.astype(np.float64) - mean) / std
     pixels = (seen if form.is_channels_last else seen.transpose(2, 0, 1))[None]

@@ -31,7 +31,7 @@ pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 FINDERS = ("text_detect", "text_direction")
 # These tests compare text: other programs may take the cores meanwhile.
 ANY_SPEED = ExaminationLimits(max_slowdown=100)
-# Reads the characters of bright lines with confidence.
+# Reads the characters of bright lines with confidence, and costs no time.
 BRIGHT = TestRecogniser(has_softmax=True, classes=11, characters=tuple("abcdefghi"))
 
 
@@ -53,13 +53,6 @@ def tiny(tmp_path):
 
 
 @pytest.fixture
-def bright(tmp_path):
-    """A recogniser that costs no time and reads text."""
-    onnx.save(BRIGHT.build(), tmp_path / "bright.onnx")
-    return tmp_path / "bright.onnx"
-
-
-@pytest.fixture
 def texts(repository):
     shutil.copytree(TEXT_REPOSITORY, repository, ignore=shutil.ignore_patterns(*STATE))
     return repository
@@ -71,10 +64,6 @@ def request(file, **more) -> AddRequest:
 
 def models(repository) -> set[str]:
     return {path.name for path in repository.iterdir() if path.is_dir()}
-
-
-def failures(repository) -> list:
-    return [each for each in check(repository) if each.verdict != "ok"]
 
 
 @pytest.mark.slow
@@ -127,7 +116,8 @@ def test_networks_that_find_text_keep_their_names(name, folder, message, reposit
         add(repository, AddRequest(tiny, name, task="read"), None)
 
 
-def test_images_keep_their_lines(repository, bright, tmp_path):
+def test_images_keep_their_lines(repository, tmp_path):
+    onnx.save(BRIGHT.build(), bright := tmp_path / "bright.onnx")
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         shutil.copy(PARCEL_LABEL, tmp_path / folder / "label.jpg")
@@ -167,7 +157,7 @@ def test_next_version_is_changed_and_compared_by_its_text(repository, file, tmp_
     assert (done.version, done.pinned, done.report.difference) == (2, ("own_v2",), 0)
     assert any("characters are written" in each for each in versions(repository, "own", None)[1][0].changes)
     assert len(Characters.from_file(repository / "own_network" / "2" / "model.onnx")) == len(characters) + 2
-    assert failures(repository) == []
+    assert [each for each in check(repository) if each.verdict != "ok"] == []
     message = r"text of parcel_label\.jpg: expected at most 0\.05 .*: 'NEREID PARCEL' before, .*-change"
     with pytest.raises(OperationFailed, match=message):
         publish(repository, "own", tmp_path / "other.onnx", None, ANY_SPEED)
@@ -217,7 +207,7 @@ def test_only_reader_is_replaced_and_removed(repository, tiny):
     assert json.loads((repository / "own.route.json").read_text())["variants"][0]["deadline_ms"] == 30_000
     add(repository, request(tiny, is_replacing=True), None)
 
-    assert failures(repository) == []
+    assert [each for each in check(repository) if each.verdict != "ok"] == []
     assert remove(repository, "own", None) == (*FINDERS, "own_network", "own_v1", "own")
     assert models(repository) == set()
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 
@@ -44,15 +43,11 @@ def test_duration_has_a_readable_unit(value_ms, text):
 
 
 def test_durations_have_two_units_at_most():
-    seconds = (0, 59.6, 61, 3599, 19_300, 273_700)
-
     texts = ["0 s", "60 s", "1 min", "59 min", "5 h 21 min", "3 d 4 h"]
-    assert [format_duration(each) for each in seconds] == texts
+    assert [format_duration(each) for each in (0, 59.6, 61, 3599, 19_300, 273_700)] == texts
 
 
-@pytest.mark.parametrize(
-    "kind", [errors.InvalidRequest, errors.InferenceFailed, errors.Overloaded, errors.Cancelled]
-)
+@pytest.mark.parametrize("kind", errors._RESTORABLE)
 @pytest.mark.parametrize("words", ["", "in ensemble 'classify_v1', "], ids=["plain", "through an ensemble"])
 def test_error_survives_as_text(kind, words):
     restored = errors.from_message(f"{words}{kind('x')}")
@@ -73,11 +68,10 @@ def test_class_follows_from_the_text(text, expected):
     assert type(errors.from_message(text)) is expected
 
 
-REASONS = st.dictionaries(st.integers(0, 15), st.text(), min_size=1)
-
-
 @given(
-    reasons=REASONS, more=st.integers(0, 4), prefix=st.sampled_from(["", "in ensemble 'x', invalid image: "])
+    reasons=st.dictionaries(st.integers(0, 15), st.text(), min_size=1),
+    more=st.integers(0, 4),
+    prefix=st.sampled_from(["", "in ensemble 'x', invalid image: "]),
 )
 def test_bad_images_are_read_as_they_were_written(reasons, more, prefix):
     count = max(reasons) + 1 + more
@@ -128,7 +122,6 @@ def test_invalid_deadline_is_rejected(value):
         deadline.check({DEADLINE_PARAMETER: value})
 
 
-MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    1000 kB\n"
 LIMIT_1, USED_1 = "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"
 CORES = len(os.sched_getaffinity(0))
 
@@ -177,7 +170,7 @@ def test_quota_of_each_enclosing_group_counts(membership, files, expected, tmp_p
     version_1_without_a_limit=("4:memory:/a\n", {LIMIT_1: str(2**63 - 4096), USED_1: "1"}, 1_024_000),
 )
 def test_memory_is_what_the_groups_leave(membership, files, left, tmp_path):
-    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    1000 kB\n")
 
     assert processes.available_bytes(tmp_path / "meminfo", groups(tmp_path, membership, files)) == left
 
@@ -238,35 +231,32 @@ def test_kills_are_unknown_without_control_groups(tmp_path):
 WATCHDOG_S = 60
 
 
-@contextmanager
+@pytest.fixture
 def handlers():
     before = {each: signal.getsignal(each) for each in processes.STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
-def test_signals_call_their_actions_in_order():
+def test_signals_call_their_actions_in_order(handlers):
     seen = []
-    with handlers():
-        processes.on_signals(
-            lambda n: seen.append(("first", n)), lambda n: seen.append(("second", n)), then=signal.SIG_IGN
-        )
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-            signal.raise_signal(number)
+    processes.on_signals(
+        lambda n: seen.append(("first", n)), lambda n: seen.append(("second", n)), then=signal.SIG_IGN
+    )
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        signal.raise_signal(number)
 
     assert seen == [("first", signal.SIGTERM), ("second", signal.SIGINT)]
 
 
-def test_stop_flag_leaves_the_second_signal_to_the_kernel():
-    with handlers():
-        stop = processes.StopFlag()
-        before = stop.is_set()
-        signal.raise_signal(signal.SIGINT)
-        assert (before, stop.is_set()) == (False, True)
-        assert {signal.getsignal(each) for each in processes.STOP_SIGNALS} == {signal.SIG_DFL}
+def test_stop_flag_leaves_the_second_signal_to_the_kernel(handlers):
+    stop = processes.StopFlag()
+    before = stop.is_set()
+    signal.raise_signal(signal.SIGINT)
+
+    assert (before, stop.is_set()) == (False, True)
+    assert {signal.getsignal(each) for each in processes.STOP_SIGNALS} == {signal.SIG_DFL}
 
 
 def test_sigterm_closes_contexts():
@@ -447,8 +437,7 @@ def test_lock_ends_with_its_process(tmp_path, is_folder):
             if is_folder:
                 assert files.is_locked(tmp_path)
             else:
-                message = r"log' is locked by another `nereid x`; fix: "
-                with pytest.raises(files.LockTimeout, match=message):
+                with pytest.raises(files.LockTimeout, match="log' is locked by another `nereid x`; fix: "):
                     files.locked_file(tmp_path / "log", "nereid x", 0.05).__enter__()
         finally:
             holder.kill()

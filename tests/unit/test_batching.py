@@ -18,11 +18,7 @@ SCATTERED = Batching(8, frozenset({"x"}), (), {"y": "x"})
 RAGGED = Batching(8, frozenset({"x"}), (), {})
 NO_BATCHES = Batching(0, frozenset(), (), {})
 # Three requests of x: one row of two, two rows of three, one row of one; 2, 6 and 1 elements.
-UNLIKE = [
-    {"x": np.array([[1, 2]], np.float32)},
-    {"x": np.array([[3, 4, 5], [6, 7, 8]], np.float32)},
-    {"x": np.array([[9]], np.float32)},
-]
+UNLIKE = [{"x": np.array(x, np.float32)} for x in ([[1, 2]], [[3, 4, 5], [6, 7, 8]], [[9]])]
 
 
 def config(max_batch_size: int = 8, **document) -> ModelConfig:
@@ -95,10 +91,8 @@ def test_requests_are_joined_in_order():
         {"t": np.array([[b""], [b"\0"]], object), "x": np.array([[3, 4], [5, 6]], np.int8)},
     ]
 
-    joined = PLAIN.gather(requests)
-
     x, t = np.array([[1, 2], [3, 4], [5, 6]], np.int8), np.array([[b"a"], [b""], [b"\0"]], object)
-    assert_same(joined, {"x": x, "t": t})
+    assert_same(PLAIN.gather(requests), {"x": x, "t": t})
 
 
 def test_single_request_is_not_copied():
@@ -127,18 +121,15 @@ ITEMS = [{"x": np.zeros((2, 3, 1))}, {"x": np.zeros((1, 2, 2))}]
 def test_batch_input_is_computed_from_the_batch(kind, requests, expected, dtype):
     batching = Batching(8, frozenset({"x"}), (BatchInput("made", kind, "x", dtype),), {})
 
-    joined = batching.gather(requests)
-
     flat = np.concatenate([request["x"].reshape(-1) for request in requests])
-    assert_same(joined, {"x": flat, "made": np.array(expected, dtype)})
+    assert_same(batching.gather(requests), {"x": flat, "made": np.array(expected, dtype)})
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one request", "three requests"])
 def test_scattered_output_gets_the_shape_of_its_input(count):
-    requests = UNLIKE[:count]
     elements, rows = {1: (2, 1), 3: (9, 4)}[count]
 
-    parts = SCATTERED.scatter({"y": 10 * np.arange(1, elements + 1), "n": np.arange(rows)}, requests)
+    parts = SCATTERED.scatter({"y": 10 * np.arange(1, elements + 1), "n": np.arange(rows)}, UNLIKE[:count])
 
     rows = [[[10, 20]], [[30, 40, 50], [60, 70, 80]], [[90]]]
     numbers = [[0], [1, 2], [3]]

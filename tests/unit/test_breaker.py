@@ -14,14 +14,6 @@ def feed(breaker: Breaker, outcomes, start: float = 0.0, step: float = 0.01) -> 
     return start + (len(outcomes) - 1) * step
 
 
-def opened() -> Breaker:
-    """Return a breaker that opened at 0.04 s."""
-    breaker = Breaker(SETTINGS)
-    feed(breaker, [BAD] * 5)
-    assert breaker.state is BreakerState.OPEN
-    return breaker
-
-
 @cases(
     too_few=([BAD] * 4, 0.01, BreakerState.CLOSED),
     enough=([BAD] * 5, 0.01, BreakerState.OPEN),
@@ -42,7 +34,6 @@ def test_opens_on_ratio_with_a_minimum(outcomes, step_s, state):
 
 
 def test_old_successes_do_not_hide_failures():
-    """After a thousand successes and a pause of a second, three failures open the breaker."""
     breaker = Breaker(SETTINGS)
 
     last = feed(breaker, [GOOD] * 1000, step=0.001)
@@ -63,7 +54,8 @@ def test_trip_opens_immediately_and_a_second_one_does_not_extend_the_wait():
 
 def test_only_a_verdict_on_the_trial_decides():
     """Requests from before the trial end during it."""
-    breaker = opened()
+    breaker = Breaker(SETTINGS)
+    feed(breaker, [BAD] * 5)
     assert breaker.allows(6.0)
 
     breaker.record(BAD, 6.1)

@@ -46,9 +46,7 @@ def test_external_data_must_not_have_names_of_other_files(location, filename, me
 
 def test_external_data_is_next_to_the_network(tmp_path):
     """ONNX Runtime reads external data from the network's folder, also below the version folder."""
-    source = save(tmp_path / "new.onnx", "weights/w.bin")
-
-    stage(source, tmp_path / "1", "sub/net.onnx")
+    stage(save(tmp_path / "new.onnx", "weights/w.bin"), tmp_path / "1", "sub/net.onnx")
 
     assert files(tmp_path / "1") == {"sub/net.onnx", "sub/weights/w.bin"}
     assert onnx_file.check_external_data(onnx_file.read(tmp_path / "1" / "sub" / "net.onnx")) == 8

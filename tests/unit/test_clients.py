@@ -40,8 +40,6 @@ from tests.tables import cases, rows
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
 PATIENCE_S, WATCHDOG_S = 0.2, 30.0
-# Addresses of one name: to be patient with each takes longer than the watchdog.
-MANY = 400
 
 
 @pytest.fixture(autouse=True)
@@ -207,8 +205,7 @@ def test_answers_pay_for_repetition():
 @both_ways
 def test_all_requests_in_flight_may_be_lost_together(way):
     many = 16
-    together = threading.Barrier(many, timeout=WATCHDOG_S)
-    script = Script(*[together] * many, PREDICTION)
+    script = Script(*[threading.Barrier(many, timeout=WATCHDOG_S)] * many, PREDICTION)
     with serving(script) as url, opened(way, url, "http", concurrency=many) as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * many))
 
@@ -503,7 +500,8 @@ def test_silent_addresses_share_the_time(monkeypatch):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
-        addresses = [(2, 1, 6, "", full.getsockname())] * MANY
+        # To be patient with each takes longer than the watchdog.
+        addresses = [(2, 1, 6, "", full.getsockname())] * 400
         monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: addresses)
         url = f"name:{full.getsockname()[1]}"
 
@@ -544,15 +542,6 @@ class Recorded(RestMethods):
         return request
 
 
-def reference(tensor):
-    outputs = [
-        tritonclient.http.InferRequestedOutput("scores", class_count=3),
-        tritonclient.http.InferRequestedOutput("variant"),
-    ]
-    client = tritonclient.http.InferenceServerClient
-    return client.generate_request_body([tensor], outputs, request_id="7", timeout=2_000_000)
-
-
 @pytest.mark.parametrize("memory", ["sent", "shared"])
 def test_request_is_that_of_tritonclient(memory):
     theirs = tritonclient.http.InferInput("image", [len(FILES), 1], "BYTES")
@@ -567,7 +556,12 @@ def test_request_is_that_of_tritonclient(memory):
     arguments = options.infer_arguments("http", ours, ["scores", "variant"], "scores", 2.0)
     sent = Recorded().infer("m", **arguments)
 
-    body, json_size = reference(theirs)
+    outputs = [
+        tritonclient.http.InferRequestedOutput("scores", class_count=3),
+        tritonclient.http.InferRequestedOutput("variant"),
+    ]
+    client = tritonclient.http.InferenceServerClient
+    body, json_size = client.generate_request_body([theirs], outputs, request_id="7", timeout=2_000_000)
     head = int(sent.headers.get(LENGTH, len(b"".join(sent.body))))
     assert (LENGTH in sent.headers) == (json_size is not None)
     assert json.loads(b"".join(sent.body)[:head]) == json.loads(body[:json_size])

@@ -25,7 +25,6 @@ from tests.tables import cases, rows
 from tools.commands_page import commands
 
 pytestmark = pytest.mark.process
-COMMANDS = [*commands(typer.main.get_command(app))]
 
 
 def run(*words: str, **environment: str):
@@ -74,7 +73,7 @@ def test_tables_do_not_act_on_a_terminal(capsys):
     assert r"\x1b[31mred" in out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands(typer.main.get_command(app)))
 def test_short_help_option_works_everywhere(name):
     assert run(*name.split(), "-h").stdout == run(*name.split(), "--help").stdout != ""
 
@@ -210,10 +209,9 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
 
 def test_status_without_a_server_shows_the_models_and_fails(tmp_path):
     words = ["status", "--repository", str(assets.REPOSITORY)]
-    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
 
-    shown = CliRunner().invoke(app, words, env=environment)
-    document = json.loads(CliRunner().invoke(app, [*words, "--json"], env=environment).stdout)
+    shown = run(*words, XDG_RUNTIME_DIR=str(tmp_path))
+    document = json.loads(run(*words, "--json", XDG_RUNTIME_DIR=str(tmp_path)).stdout)
 
     error = f"error: no server is running for '{assets.REPOSITORY}'; fix: nereid serve"
     assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (1, error)

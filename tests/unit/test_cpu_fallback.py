@@ -3,13 +3,12 @@
 import json
 import shutil
 from datetime import UTC, datetime
-from functools import partial
 
 import pytest
 
 from nereid.backends.routing.assignment import Route, Salts, Table, Variant, choose
 from nereid.backends.routing.attempts import FallbackQueue
-from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.base.assets import REPOSITORY, STATE, TEXT_REPOSITORY
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import add_cpu_fallback
@@ -31,15 +30,14 @@ COPY = "classify_v1_cpu"
 TWO = [variant("old", "old", 50), variant("new", "new", 50)]
 
 
-def copied(source, tmp_path, *ignored: str):
-    """Return a copy of a repository without its history, and without files of these names."""
-    patterns = shutil.ignore_patterns("*.history.jsonl", *ignored)
-    return shutil.copytree(source, tmp_path / "models", ignore=patterns)
+def copied(source, tmp_path):
+    """Return a copy of a repository without what servers wrote to it, and without its networks."""
+    return shutil.copytree(source, tmp_path / "models", ignore=shutil.ignore_patterns(*STATE, "model.onnx"))
 
 
 @pytest.fixture
 def repository(tmp_path):
-    return copied(REPOSITORY, tmp_path, "model.onnx")
+    return copied(REPOSITORY, tmp_path)
 
 
 def route_of(repository, name: str = "") -> Route:
@@ -82,7 +80,7 @@ def test_copy_never_uses_a_gpu(before, after, repository):
 
 
 def test_reader_is_copied_like_a_classifier(tmp_path):
-    repository = copied(TEXT_REPOSITORY, tmp_path, "model.onnx")
+    repository = copied(TEXT_REPOSITORY, tmp_path)
 
     assert add_cpu_fallback(repository, "read_waybill", None) == "read_waybill_v1_cpu"
 
@@ -92,20 +90,15 @@ def test_reader_is_copied_like_a_classifier(tmp_path):
     assert (folder / "waybill.json").exists()
 
 
-@pytest.fixture
-def nereid(nereid):
-    return partial(nereid, "route")
-
-
 def test_commands_show_the_fallbacks(nereid):
-    done = nereid("fallback", "--cpu")
+    done = nereid("route", "fallback", "--cpu")
 
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1].startswith(f"{COPY}: first fallback;")
-    assert "while v1 is unreachable: v1_cpu\n" in nereid("show").stdout
-    assert "while it is unreachable: v1, then v1_cpu\n" in nereid("explain").stdout
-    assert "unreachable" not in nereid("explain", "--variant", "v1").stdout
-    assert "fallbacks" in nereid("diff").stdout
+    assert "while v1 is unreachable: v1_cpu\n" in nereid("route", "show").stdout
+    assert "while it is unreachable: v1, then v1_cpu\n" in nereid("route", "explain").stdout
+    assert "unreachable" not in nereid("route", "explain", "--variant", "v1").stdout
+    assert "fallbacks" in nereid("route", "diff").stdout
 
 
 @cases(
@@ -118,8 +111,7 @@ def test_commands_show_the_fallbacks(nereid):
 def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
     spare = Variant("spare", "m3", 1, 0, headers={"x-route-tier": ("free",)})
     variants = (Variant("v1", "m1", 1, 1), Variant("v2", "m2", 1, 1), spare)
-    salts = Salts("a", "b")
-    route = Route(variants, "v1", salts, fallbacks=("spare",), answer={"scores": 0})
+    route = Route(variants, "v1", Salts("a", "b"), fallbacks=("spare",), answer={"scores": 0})
     table = Table(route, "", {"v1": "1", "v2": "2", "spare": "3"})
 
     assert explain(table, parameters).fallbacks == expected
@@ -131,11 +123,11 @@ def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
 
 def test_fallbacks_are_set_by_name(nereid, repository):
     with unchanged(repository):
-        done = nereid("fallback", "v2")
+        done = nereid("route", "fallback", "v2")
 
     assert done.exit_code == 1
     assert "no server is running for repository" in done.stderr
-    assert nereid("fallback", "v2", "--offline").exit_code == 0
+    assert nereid("route", "fallback", "v2", "--offline").exit_code == 0
     assert route_of(repository).fallbacks == ("v2",)
 
 
@@ -145,7 +137,7 @@ def test_fallbacks_are_set_by_name(nereid, repository):
     twice=(["v2", "v2", "--offline"], "no other variant is left, got 'v2'"),
 )
 def test_wrong_fallbacks_are_exit_code_2(words, message, nereid):
-    done = nereid("fallback", *words)
+    done = nereid("route", "fallback", *words)
 
     assert done.exit_code == 2
     assert message in done.stderr
@@ -165,19 +157,15 @@ def test_model_without_a_cpu_config_is_refused(tmp_path):
     network=(lambda at: remove(at, "efficientnet_lite0", None), "cannot remove 'efficientnet_lite0'"),
 )
 def test_files_of_a_copy_stay(change, message, repository):
+    """Variant v1 and its model are removed, so only the copy needs version 1."""
     add_cpu_fallback(repository, "", None)
-    leave_only_the_copy(repository)
-
-    with unchanged(repository), pytest.raises(WrongUsage, match=message):
-        change(repository)
-
-
-def leave_only_the_copy(repository) -> None:
-    """Make v2 the default, and remove variant v1 and its model: only the copy needs version 1."""
     variants = json.loads((repository / "classify.route.json").read_text())["variants"]
     others = [each for each in variants if each["name"] != "v1"]
     edit_route(repository, "classify", variants=others, default="v2")
     remove(repository, "classify_v1", None)
+
+    with unchanged(repository), pytest.raises(WrongUsage, match=message):
+        change(repository)
 
 
 def test_route_is_removed_with_its_copy(repository):

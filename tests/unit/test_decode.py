@@ -119,8 +119,7 @@ def test_cmyk_jpeg_has_the_right_colours(kind, grey):
     rgb = np.asarray(Image.new("RGB", (16, 16), (180, 60, 30)).convert(grey).convert("RGB"))
     inks = np.concatenate([255 - rgb, np.zeros((16, 16, 1), np.uint8)], axis=2)
     if kind == "ycck":  # Pillow stores 255 - x; the decoder's CMY, inverted as Adobe's are, is 255 - RGB(ycc)
-        ycc = np.asarray(Image.fromarray(255 - rgb).convert("YCbCr"))
-        inks[:, :, :3] = 255 - ycc
+        inks[:, :, :3] = 255 - np.asarray(Image.fromarray(255 - rgb).convert("YCbCr"))
     encoded = save(Image.fromarray(inks, "CMYK"), "JPEG", quality=100)
     adobe = encoded.index(b"\xff\xeeAdobe".replace(b"\xee", b"\xee\x00\x0e"))
     if kind == "plain":
@@ -188,11 +187,9 @@ def test_premultiplied_pixels_show_the_background():
     np.testing.assert_allclose(decoded, np.broadcast_to(expected, (4, 4, 3)), atol=2)
 
 
-def palette_image(*indices):
-    image = Image.new("P", (len(indices), 1))
-    image.putpalette([10, 20, 30, 200, 100, 50])
-    image.putdata(indices)
-    return image
+PALETTE = Image.new("P", (2, 1))
+PALETTE.putpalette([10, 20, 30, 200, 100, 50])
+PALETTE.putdata([1, 0])
 
 
 def keyed(color_type, samples, *key):
@@ -200,8 +197,8 @@ def keyed(color_type, samples, *key):
 
 
 @cases(
-    palette_png=(save(palette_image(1, 0), "PNG", transparency=0), [(200, 100, 50), MAGENTA]),
-    palette_gif=(save(palette_image(1, 0), "GIF", transparency=0), [(200, 100, 50), MAGENTA]),
+    palette_png=(save(PALETTE, "PNG", transparency=0), [(200, 100, 50), MAGENTA]),
+    palette_gif=(save(PALETTE, "GIF", transparency=0), [(200, 100, 50), MAGENTA]),
     rgb=(keyed(2, np.uint8([(1, 2, 3), (4, 5, 6)]), 1, 2, 3), [MAGENTA, (4, 5, 6)]),
     grey=(keyed(0, np.uint8([[7], [9]]), 7), [MAGENTA, (9, 9, 9)]),
     grey_of_16_bits=(keyed(0, np.uint16([[0], [1000], [65535]]), 1000), [(0, 0, 0), MAGENTA, WHITE]),
@@ -349,10 +346,9 @@ def test_truncated_file_is_refused(image_format):
 def test_limits_are_checked_on_the_header(size, limits, message, image_format):
     good = encode(gradient(*size), image_format)
     middle = len(good) // 2
-    encoded = good[:middle] + b"\x55" * 48 + good[middle + 48 :]
 
     with pytest.raises(InvalidImage, match=message):
-        open_image(encoded, limits)
+        open_image(good[:middle] + b"\x55" * 48 + good[middle + 48 :], limits)
     assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (*size, 3)
 
 
@@ -379,8 +375,7 @@ def non_interleaved(pixels):
 def test_jpeg_of_too_many_scans_is_refused(kind):
     """Each scan costs a pass over the whole image, so scans are counted before any is decoded."""
     pixels = gradient(16, 24)
-    mode = "CMYK" if kind.endswith("cmyk") else "RGB"
-    one = encode(pixels, "JPEG", mode=mode, progressive=True)
+    one = encode(pixels, "JPEG", mode="CMYK" if kind.endswith("cmyk") else "RGB", progressive=True)
     if kind == "non-interleaved":
         one = non_interleaved(pixels)
         np.testing.assert_allclose(decode(one).astype(int), pixels, atol=LOSSY_LEVELS)
@@ -438,9 +433,7 @@ def test_bytes_outside_the_image_data_are_ignored(change, shrink):
     """Some cameras and editors write such JPEGs, and every viewer shows them."""
     good = encode(gradient(64, 80), "JPEG", quality=95)
 
-    shown = decode(change(good), shrink=shrink)
-
-    np.testing.assert_array_equal(shown, decode(good, shrink=shrink))
+    np.testing.assert_array_equal(decode(change(good), shrink=shrink), decode(good, shrink=shrink))
 
 
 @pytest.mark.parametrize(("extra", "is_kept"), [(0, True), (1, False)])
@@ -456,10 +449,9 @@ def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage():
     """Junk before the end is harmless; between scans it must not hide that the rest is missing."""
     good = encode(gradient(256, 256), "JPEG", progressive=True)
     table = good.index(b"\xff\xc4", good.index(b"\xff\xda"))
-    cut = good[:table] + bytes(3) + good[table : table + 200]
 
     with pytest.raises(InvalidImage, match="is damaged"):
-        decode(cut)
+        decode(good[:table] + bytes(3) + good[table : table + 200])
 
 
 @cases("change", **HARMLESS)
@@ -471,14 +463,11 @@ def test_harmless_header_does_not_hide_missing_pixels(change):
 
 
 def test_cmyk_jpeg_is_decoded_scaled():
-    pixels = gradient(128, 160)
-    encoded = encode(pixels, "JPEG", mode="CMYK", quality=95)
-
-    decoded = decode(encoded, shrink=4)
+    encoded = encode(gradient(128, 160), "JPEG", mode="CMYK", quality=95)
 
     expected = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"), float)
     expected = expected.reshape(32, 4, 40, 4, 3).mean((1, 3))
-    np.testing.assert_allclose(decoded, expected, atol=2)
+    np.testing.assert_allclose(decode(encoded, shrink=4), expected, atol=2)
 
 
 @pytest.mark.parametrize("factors", [(0x22, 0x21, 0x11), (0x31, 0x11, 0x11)], ids=["22 21 11", "31 11 11"])
@@ -506,8 +495,7 @@ def test_file_of_too_many_parts_is_refused(image_format, place, part, message):
 
 def test_large_transparent_image_is_converted_band_by_band():
     """A band is converted at a time, so that a pixel needs about 7 bytes at the peak, not 17."""
-    encoded = save(Image.new("RGBA", (4_000, 4_000), (10, 20, 30, 128)), "PNG")
-    image = open_image(encoded, Limits())
+    image = open_image(save(Image.new("RGBA", (4_000, 4_000), (10, 20, 30, 128)), "PNG"), Limits())
     image.pixels(1, WHITE, Buffers())
 
     tracemalloc.start()
@@ -555,12 +543,11 @@ def short_png(size, kind: str, depth: int, is_interlaced: bool, missing: int, va
     return PNG_MAGIC + png_chunk(b"IHDR", header) + palette + b"".join(parts) + png_chunk(b"IEND", b"")
 
 
-PNG_FORMS = [(kind, depth) for kind, (*_, depths) in SAMPLES.items() for depth in depths]
-
-
 @pytest.mark.parametrize("is_interlaced", [False, True], ids=["plain", "interlaced"])
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (8, 8), (33, 20), (3, 41)])
-@pytest.mark.parametrize(("kind", "depth"), PNG_FORMS)
+@pytest.mark.parametrize(
+    ("kind", "depth"), [(kind, depth) for kind, (*_, depths) in SAMPLES.items() for depth in depths]
+)
 def test_missing_rows_are_refused(kind, depth, size, is_interlaced):
     for value in (0, 0xFF):
         whole, cut = (short_png(size, kind, depth, is_interlaced, missing, value) for missing in (0, 1))

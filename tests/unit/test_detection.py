@@ -22,14 +22,11 @@ from tests.tables import cases
 SAME = Transform(SIDE, SIDE, resize="exact")
 
 
-def outputs_of(head: str) -> list[NetworkOutput]:
+def detector_of(head: str, transform: Transform = SAME, **more) -> ObjectFinder:
     found = TestDetector(head).outputs()
     types = {name: "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32" for name, rows in found.items()}
-    return [NetworkOutput(name, types[name], rows.shape) for name, rows in found.items()]
-
-
-def detector_of(head: str, transform: Transform = SAME, **more) -> ObjectFinder:
-    return ObjectFinder(find_head(outputs_of(head), FRAME, head), transform, Limits(), CLASSES, **more)
+    outputs = [NetworkOutput(name, types[name], rows.shape) for name, rows in found.items()]
+    return ObjectFinder(find_head(outputs, FRAME, head), transform, Limits(), CLASSES, **more)
 
 
 def rows_of(detector: ObjectFinder, arrays) -> list[np.ndarray]:
@@ -129,11 +126,9 @@ def matrix(*dims: int, name: str = "output0") -> NetworkOutput:
 DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
 RF_DETR = [matrix(300, 4, name="dets"), matrix(300, 3, name="labels")]
 ULTRA_FACE = [matrix(4420, 2, name="scores"), matrix(4420, 4, name="boxes")]
-TENSORFLOW_DIMS = {"boxes": (100, 4), "scores": (100,), "classes": (100,)}
-TENSORFLOW_IN_SCOPE = [
-    matrix(*dims, name=f"model/detection_{name}:0") for name, dims in TENSORFLOW_DIMS.items()
-]
-TENSORFLOW_IN_SCOPE.append(matrix(name="model/num_detections:0"))
+TENSORFLOW = {"detection_boxes": (100, 4), "detection_scores": (100,), "detection_classes": (100,)}
+TENSORFLOW |= {"num_detections": ()}
+TENSORFLOW_IN_SCOPE = [matrix(*dims, name=f"model/{name}:0") for name, dims in TENSORFLOW.items()]
 
 
 @cases(
@@ -154,26 +149,19 @@ def test_certain_heads_are_found(outputs, labels, name):
 
 
 @cases(
-    yolox_or_decoded=([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
-    detr_without_labels=(DETR, "", "fix: --head with one of detr: "),
-    scores=([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
-    unknown=([matrix(25200, 85)], "ssd", "invalid head: expected one of yolov5, .*, got 'ssd'"),
-    other_form=([matrix(25200, 85)], "detr", r"head detr: expected logits .*, got 'output0' FP32"),
-    yolox_of_another_size=([matrix(3549, 85)], "yolox", "expected 8,400 anchors, .*, got 3,549"),
+    yolox_or_decoded=([matrix(8400, 85)], "", 0, r"uncertain layout of .*yolox: "),
+    detr_without_labels=(DETR, "", 0, "fix: --head with one of detr: "),
+    scores=([matrix(1000)], "", 0, r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
+    unknown=([matrix(25200, 85)], "ssd", 0, "invalid head: expected one of yolov5, .*, got 'ssd'"),
+    other_form=([matrix(25200, 85)], "detr", 0, r"head detr: expected logits .*, got 'output0' FP32"),
+    yolox_of_another_size=([matrix(3549, 85)], "yolox", 0, "expected 8,400 anchors, .*, got 3,549"),
+    columns_or_one_number_for_2_labels=([matrix(300, 6)], "", 2, r"rtdetr: .*; nms: "),
+    anchors_or_queries_for_1_label=(ULTRA_FACE, "", 1, "uncertain layout"),
+    sigmoid_or_softmax_for_2_labels=(RF_DETR, "", 2, "uncertain layout"),
 )
-def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
+def test_uncertain_or_wrong_heads_are_refused(outputs, name, labels, message):
     with pytest.raises(UnknownHead, match=message):
-        find_head(outputs, InputSize(640, 640), name)
-
-
-@cases(
-    columns_or_one_number=([matrix(300, 6)], 2, r"rtdetr: .*; nms: "),
-    anchors_or_queries=(ULTRA_FACE, 1, "uncertain layout"),
-    sigmoid_or_softmax=(RF_DETR, 2, "uncertain layout"),
-)
-def test_labels_leave_several_heads(outputs, labels, message):
-    with pytest.raises(UnknownHead, match=message):
-        find_head(outputs, InputSize(640, 640), labels=labels)
+        find_head(outputs, InputSize(640, 640), name, labels)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])

@@ -39,9 +39,8 @@ def test_distances_are_those_of_the_definitions(pair):
 
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
     divergence = entropy(middle) - (entropy(p) + entropy(q)) / 2
-    assert found.psi == pytest.approx(
-        sum((a - b) * math.log(a / b) for a, b in zip(p, q, strict=True)), abs=1e-9
-    )
+    psi = sum((a - b) * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert found.psi == pytest.approx(psi, abs=1e-9)
     assert found.js == pytest.approx(math.sqrt(max(0.0, divergence)), abs=1e-6)
 
 
@@ -63,8 +62,7 @@ def test_groups_have_every_bucket_once(histogram, is_ordered):
 def test_chance_rarely_exceeds_a_limit(size, images, buckets):
     """At a risk of 1 % per comparison, 0.3 to 2 % of 5,000 pairs of samples exceed the limit."""
     rng = np.random.default_rng(buckets)
-    truth = rng.dirichlet(np.full(buckets, 3.0))
-    old = rng.multinomial(size, truth)
+    old = rng.multinomial(size, rng.dirichlet(np.full(buckets, 3.0)))
     groups = joined(old.tolist())
     reference = add_up(old.tolist(), groups)
     most = limit(reference, images, 0.01)
@@ -78,15 +76,6 @@ def test_chance_rarely_exceeds_a_limit(size, images, buckets):
         assert 0.003 <= over <= 0.02, measure
 
 
-NUMBERS = {"psi": 0.5, "js": 0.25}
-
-
-@pytest.fixture
-def nereid(tmp_path):
-    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    return lambda *words: CliRunner().invoke(app, ["drift", *words], env=environment)
-
-
 @rows(
     (["baseline", "classify"], 2, "expected one of --images DIR and --from-traffic DURATION"),
     (["baseline", "classify", "--images", "x", "--from-traffic", "1h"], 2, "expected one of --images"),
@@ -94,23 +83,23 @@ def nereid(tmp_path):
     (["show", "classify"], 1, "fix: nereid serve"),
     (["show", "missing"], 2, "no route 'missing'"),
 )
-def test_errors_name_the_fix(words, status, message, nereid):
-    done = nereid(*words)
+def test_errors_name_the_fix(words, status, message, tmp_path):
+    done = CliRunner().invoke(app, ["drift", *words], env={"XDG_RUNTIME_DIR": str(tmp_path)})
 
     assert done.exit_code == status
     assert message in done.stderr
 
 
 def test_table_has_everything_that_is_known(capsys):
-    signals = (SignalDrift("warmth", 300, "drift", NUMBERS, NUMBERS), SignalDrift("class", 9, "too few"))
+    numbers = {"psi": 0.5, "js": 0.25}
+    signals = (SignalDrift("warmth", 300, "drift", numbers, numbers), SignalDrift("class", 9, "too few"))
     variants = (
         VariantDrift("v1", "net", 2, 300, 5.0, 7200.0, "", signals),
         VariantDrift("v2", "net", 3, 0, None, None, "the reference does not have this variant"),
     )
-    route = RouteDrift("r", "photos", variants)
     agreement, accuracy = (Agreement("dark", 1800, 200, 190),), (Accuracy("v1", 10, 9, 0.6, 0.98),)
 
-    print_report(DriftReport(1e9, 3600, 600, route, agreement, accuracy))
+    print_report(DriftReport(1e9, 3600, 600, RouteDrift("r", "photos", variants), agreement, accuracy))
     lines = capsys.readouterr().out
 
     for text in (

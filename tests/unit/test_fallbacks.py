@@ -20,7 +20,6 @@ from tests.unit import test_router
 V3 = Variant("v3", "m3", 1, 0)
 CHAIN = replace(test_router.ROUTE, variants=(test_router.V1, test_router.V2, V3), fallbacks=("v3",))
 PATIENT = replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=60_000), V3))
-ANSWERED = ("answer", "scores", "")
 
 
 class SlowlyChecked(test_router.Request):
@@ -228,7 +227,7 @@ def test_answer_is_the_last_rung():
     for model in ("m1", "m2", "m3"):
         world.fail(model, errors.Unavailable("x"))
 
-    assert [world.send(test_router.KEY_V2).outcome, world.send().outcome] == [ANSWERED] * 2
+    assert [world.send(test_router.KEY_V2).outcome, world.send().outcome] == [("answer", "scores", "")] * 2
     assert fallbacks(world) == {("v2", "answer", "answer"): 1, ("v1", "answer", "answer"): 1}
     assert world.count("requests_total", variant="answer", outcome="ok", reason="answer") == 2
 
@@ -248,14 +247,12 @@ def test_wrong_fallbacks_are_refused(changes, message):
         parse_route(json.dumps(content | changes).encode())
 
 
-SCORES, LABEL = (
-    TensorSpec(name, kind, dims, dims)
-    for name, kind, dims in (("scores", "TYPE_FP32", (3,)), ("label", "TYPE_INT32", (1,)))
-)
-TEXT, BOX = (
-    TensorSpec(name, kind, dims, dims)
-    for name, kind, dims in (("text", "TYPE_STRING", (-1,)), ("box", "TYPE_FP32", (-1, 4)))
-)
+def output(name: str, kind: str, *dims: int) -> TensorSpec:
+    return TensorSpec(name, kind, dims, dims)
+
+
+SCORES, LABEL = output("scores", "TYPE_FP32", 3), output("label", "TYPE_INT32", 1)
+TEXT, BOX = output("text", "TYPE_STRING", -1), output("box", "TYPE_FP32", -1, 4)
 
 
 @cases(

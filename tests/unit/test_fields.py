@@ -10,15 +10,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from nereid.base.errors import InvalidConfig
+from nereid.tasks.read.fields import specification as field_file
 from nereid.tasks.read.fields.check_digits import ALPHANUMERIC, CHECKSUMS
 from nereid.tasks.read.fields.field_search import find_fields
 from nereid.tasks.read.fields.shapes import MAX_WAYS, count_ways
-from nereid.tasks.read.fields.specification import (
-    Specification,
-    judge,
-    parse_specification,
-    read_specification,
-)
 from tests.tables import cases, rows
 from tests.unit.test_field_search import FEDEX, UPS, WAYBILL, line
 from tests.waybills.decoys import page
@@ -58,7 +53,7 @@ def test_default_file_is_valid(root):
 )
 def test_wrong_file_is_rejected(text, message):
     with pytest.raises(InvalidConfig) as error:
-        parse_specification(text)
+        field_file.parse_specification(text)
 
     assert message in str(error.value)
 
@@ -67,7 +62,7 @@ def test_missing_file_is_named(tmp_path):
     with pytest.raises(
         InvalidConfig, match=re.escape(f"cannot read '{tmp_path / 'none.json'}': No such file")
     ):
-        read_specification(tmp_path / "none.json")
+        field_file.read_specification(tmp_path / "none.json")
 
 
 def test_ways_are_counted():
@@ -77,7 +72,7 @@ def test_ways_are_counted():
     assert [count_ways(pattern) for pattern in ("(a*)*", "(?=a*)b*")] == [MAX_WAYS + 1] * 2
 
 
-NUMBER = Specification(fields=WAYBILL.fields[:1])
+NUMBER = field_file.Specification(fields=WAYBILL.fields[:1])
 ZTO, ORDER_LIKE_UPS = "73100012345678", "120101199003074513"
 STO, ZIP_USPS = "771675250812506", "4206187370069129606601845628057166"
 USPS = "9400111206206406260787"
@@ -96,7 +91,7 @@ def test_examples_are_found_beside_their_label(form, carrier):
 
     answers = {each: found("12 MAIN STREET", f"{name} TRACKING #", each) for each in form.examples}
 
-    values = {each: judge(form, re.sub("[^0-9A-Za-z]", "", each))[0] for each in form.examples}
+    values = {each: field_file.judge(form, re.sub("[^0-9A-Za-z]", "", each))[0] for each in form.examples}
     assert {each: answer.value for each, answer in answers.items()} == values
     assert not any(answer.valid is False for answer in answers.values())
 
@@ -165,22 +160,19 @@ def test_evidence_decides(texts, barcodes, expected):
     assert known[: len(expected)] == expected
 
 
-def test_two_numbers_with_equal_evidence_are_both_returned():
-    answer = found(f"TRK# {FEDEX}", "", f"TRK# {OTHER_FEDEX}")
+@cases(
+    two_numbers_with_equal_evidence=(["", f"TRK# {OTHER_FEDEX}"], False, (FEDEX, OTHER_FEDEX)),
+    the_same_number_in_a_longer_one=([LONG_FEDEX], True, ()),
+)
+def test_rivals_of_a_number_are_returned(others, certain, candidates):
+    answer = found(f"TRK# {FEDEX}", *others)
 
-    assert (answer.value, answer.certain) == (FEDEX, False)
-    assert answer.candidates == (FEDEX, OTHER_FEDEX)
+    assert (answer.value, answer.certain, answer.candidates) == (FEDEX, certain, candidates)
 
 
 @rows((0.97, False), (0.98, True))
 def test_checksum_of_a_line_that_was_read_badly_proves_nothing(confidence, certain):
     assert find_fields([line(f"TRK# {FEDEX}", confidence=confidence)], NUMBER)[0].certain == certain
-
-
-def test_the_same_number_in_a_longer_one_is_no_rival():
-    answer = found(f"TRK# {FEDEX}", LONG_FEDEX)
-
-    assert (answer.value, answer.certain, answer.candidates) == (FEDEX, True, ())
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow(minutes=1))])

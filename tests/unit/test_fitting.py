@@ -17,6 +17,7 @@ from nereid.repository.fitting import (
     override,
     plan_instances,
 )
+from tests.publishing import edit_route
 from tests.tables import cases
 
 PLENTY = 10**12
@@ -35,14 +36,6 @@ def repository(tmp_path):
     return shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
 
 
-def weigh(repository, *weights: float) -> None:
-    path = repository / ROUTE
-    document = json.loads(path.read_text())
-    for variant, weight in zip(document["variants"], weights, strict=True):
-        variant["weight"] = weight
-    path.write_text(json.dumps(document))
-
-
 @cases(
     cores_1=(1, (50, 50), (1, 1)),
     cores_16=(16, (50, 50), (16, 16)),
@@ -53,7 +46,9 @@ def weigh(repository, *weights: float) -> None:
 )
 def test_variants_share_the_cores(cores, weights, expected, repository):
     """Half by weight and half evenly, so that a variant keeps up when a rollout gives it more."""
-    weigh(repository, *weights)
+    variants = json.loads((repository / ROUTE).read_text())["variants"]
+    weighed = [each | {"weight": weight} for each, weight in zip(variants, weights, strict=True)]
+    edit_route(repository, "classify", variants=weighed)
 
     found = plan_instances(repository, "cpu", Machine(cores, PLENTY), {"fused"}).counts
 
@@ -68,8 +63,7 @@ def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
 
 
 def test_models_without_a_common_caller_share_the_cores():
-    documents = {f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}
-    wanted = fitting.demands(documents, {})
+    wanted = fitting.demands({f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}, {})
 
     assert set(allocate_instances(wanted, Machine(16, PLENTY)).counts.values()) == {2}
     assert set(allocate_instances(wanted, Machine(2, PLENTY)).counts.values()) == {1}
@@ -138,16 +132,13 @@ def test_broken_route_is_ignored(repository):
     """Triton reports it; the variants then count like models that clients call."""
     (repository / ROUTE).write_text("{")
 
-    assert plan_instances(repository, "cpu", Machine(4, PLENTY)).counts == {
-        "classify_v1": 3,
-        "classify_v2": 3,
-    }
+    found = plan_instances(repository, "cpu", Machine(4, PLENTY)).counts
+    assert found == {"classify_v1": 3, "classify_v2": 3}
 
 
 def test_load_gets_the_whole_config(repository):
     """Triton's load API replaces the config, so all other entries must be there."""
-    text = override(repository, "cpu", "classify_v1", Machine(4, PLENTY), {"fused"})
-    document = json.loads(text)
+    document = json.loads(override(repository, "cpu", "classify_v1", Machine(4, PLENTY), {"fused"}))
 
     assert document["instance_group"] == [{"kind": "KIND_CPU", "count": 4}]
     assert document["parameters"]["network"] == {"string_value": "efficientnet_lite0"}

@@ -110,9 +110,7 @@ WIDE_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\2\0\0\0\0\1" + bytes(9) + b"\0\0\
 def test_bad_request_is_rejected_with_its_code(request_, expected):
     upstream = Upstream()
 
-    answer = send(gateway(upstream), "POST", "/predict", **request_)
-
-    assert code(answer)[1] == expected
+    assert code(send(gateway(upstream), "POST", "/predict", **request_))[1] == expected
     assert upstream.received == []
 
 
@@ -136,23 +134,17 @@ def test_chunked_body_is_cut_at_the_limit():
     unavailable=(errors.Unavailable("unavailable: v1"), "unavailable", "not served"),
     unreachable=(errors.Unreachable("10.0.0.7:8001: refused"), "unreachable", "cannot be reached"),
     failed=(errors.ServerFailed("inference failed: region_17"), "inference_failed", "server failed"),
+    fault_of_the_gateway=(KeyError("oops"), "inference_failed", "the gateway failed"),
 )
-def test_failure_has_its_status_and_hides_internals(error, expected, message):
+def test_failure_has_its_status_and_hides_internals(error, expected, message, caplog):
     answer = send(gateway(Upstream(error)), "POST", "/predict", content=IMAGE)
 
     status, found = code(answer)
     assert found == expected
     assert message in answer.json()["error"]["message"]
-    assert not re.search(r"10\.0|region|ensemble", answer.text)
+    assert not re.search(r"10\.0|region|ensemble|oops", answer.text)
     assert ("retry-after" in answer.headers) == (status in (429, 503))
-
-
-def test_fault_of_the_gateway_is_a_json_response(caplog):
-    answer = send(gateway(Upstream(KeyError("oops"))), "POST", "/predict", content=IMAGE)
-
-    assert code(answer) == (500, "inference_failed")
-    assert "oops" in caplog.text
-    assert "oops" not in answer.text
+    assert isinstance(error, errors.ClassifierError) or str(error) in caplog.text
 
 
 def test_batch_fails_image_by_image():
@@ -230,8 +222,6 @@ def test_gateway_without_keys_stays_on_loopback():
     with pytest.raises(ValueError, match=re.escape(EXPOSED_WITHOUT_KEYS)):
         create_gateway(Settings(host="0.0.0.0"), KeyRing(), Source())
 
-    with pytest.raises(ValueError, match="there are no API keys yet; fix: nereid key add"):
-        create_gateway(Settings(keys_needed=True), KeyRing(), Source())
     assert create_gateway(Settings(host="::1"), KeyRing(), Source())
     assert create_gateway(Settings(host="0.0.0.0"), RING, Source())
 
@@ -484,17 +474,16 @@ def test_readiness_has_a_reason(error, status, reason):
     assert (answer.status_code, answer.json()) == (status, {"ready": status == 200, "reason": reason})
 
 
-def test_costly_request_is_paid_afterwards():
+def test_costly_request_is_paid_afterwards(clock):
     """A small file that took 100 times as long as those of another key costs as much as 100."""
-    now_s = [0.0]
 
     class Slow(Upstream):
         async def infer(self, image: bytes, **options: Any) -> Any:
-            now_s[0] += 1.0
+            clock.now_s += 1.0
             return await super().infer(image, **options)
 
     made = gateway(Slow(), Settings(rate_per_s=0.01, burst=20), keys=RING)
-    made = replace(made, admission=Admission(8, lambda: now_s[0]))
+    made = replace(made, admission=Admission(8, clock))
     made.admission.costs.note("other", "/v2/models/classify/infer", 0.01, 1)
 
     headers = {"x-api-key": "infer"}
@@ -544,10 +533,9 @@ def test_paths_name_a_model():
     models = [{"name": name, "task": "classify"} for name in ("classify", "dogs")]
     assert send(made, "GET", "/v1/models").json() == models
     paths = {f"/v1/models/{name}/predict": name for name in ("dogs", "classify")} | {"/predict": "classify"}
-    answers = {path: send(made, "POST", path, content=IMAGE).json()["model"] for path in paths}
+    assert {path: send(made, "POST", path, content=IMAGE).json()["model"] for path in paths} == paths
     batch = send(made, "POST", "/v1/models/dogs/classify", json={"images": [JSON_IMAGE]})
 
-    assert answers == paths
     assert [each["model"] for each in batch.json()["results"]] == ["dogs"]
     assert [len(upstreams[name].received) for name in ("classify", "dogs")] == [2, 2]
     found = {path: send(made, "GET", path) for path in ("/v1/live", "/v1/models/dogs/live")}
@@ -562,9 +550,8 @@ def test_paths_name_a_model():
 )
 def test_unknown_model_is_named_with_those_that_exist(name):
     upstream = Upstream()
-    made = gateway(upstream)
 
-    answer = send(made, "POST", f"/v1/models/{name}/predict", content=IMAGE)
+    answer = send(gateway(upstream), "POST", f"/v1/models/{name}/predict", content=IMAGE)
 
     assert code(answer) == (404, "not_found")
     assert upstream.received == []

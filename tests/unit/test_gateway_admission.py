@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,11 @@ from tests.gateways import asynchronous, key
 from tests.tables import cases
 
 
+@pytest.fixture
+def admission(clock):
+    return Admission(64, clock)
+
+
 def learn(admission: Admission, clock: FakeClock, rtt_s: float, count: int = 40) -> None:
     for _ in range(count):
         slot = take(admission)
@@ -35,19 +42,23 @@ def take(admission: Admission) -> Slot:
     return asyncio.run(admission.take(9))
 
 
+async def asked(*requests: Coroutine[Any, Any, Any]) -> list[asyncio.Task]:
+    """Begin requests; each then has a slot, or waits."""
+    tasks = [asyncio.create_task(each) for each in requests]
+    await asyncio.sleep(0)
+    return tasks
+
+
 async def admitted(admission: Admission, count: int) -> tuple[int, int, float]:
     """Send requests; return those in flight, those in the queue, and the time until a retry."""
-    tasks = [asyncio.create_task(admission.take(99)) for _ in range(count)]
-    await asyncio.sleep(0)
-    for each in tasks:
+    for each in await asked(*(admission.take(99) for _ in range(count))):
         each.cancel()
     return admission.in_flight, admission.waiting, admission.retry_after_s()
 
 
 @asynchronous
-async def test_requests_in_flight_are_limited(clock):
-    admission, came = Admission(64, clock), []
-    limit = admission.limit
+async def test_requests_in_flight_are_limited(admission):
+    came, limit = [], admission.limit
     slots = [await admission.take(9) for _ in range(limit)]
 
     async def wait(number: int) -> Slot:
@@ -55,8 +66,7 @@ async def test_requests_in_flight_are_limited(clock):
         came.append(number)
         return slot
 
-    waiting = [asyncio.create_task(wait(number)) for number in range(limit * MAX_WAITING_PER_SLOT)]
-    await asyncio.sleep(0)
+    waiting = await asked(*(wait(number) for number in range(limit * MAX_WAITING_PER_SLOT)))
     with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as rejected:
         await admission.take(9)
     assert (rejected.value.status, dict(rejected.value.headers)) == (429, {b"retry-after": b"1"})
@@ -82,17 +92,15 @@ async def test_requests_in_flight_are_limited(clock):
 async def test_slot_of_a_request_that_gives_up_is_free(clock):
     admission = Admission(1, clock)
     slot = await admission.take(9)
-    second = asyncio.create_task(admission.take(9))
-    await asyncio.sleep(0)
+    (second,) = await asked(admission.take(9))
     slot.release()
     second.cancel()  # the slot is assigned, but the task has not resumed
     await asyncio.gather(second, return_exceptions=True)
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
-def test_request_with_too_little_time_is_rejected(clock):
+def test_request_with_too_little_time_is_rejected(admission, clock):
     """With nothing in flight the request passes, so that a wrong estimate is corrected."""
-    admission = Admission(64, clock)
     learn(admission, clock, 0.2)
 
     admission.check(0.1)
@@ -102,8 +110,7 @@ def test_request_with_too_little_time_is_rejected(clock):
         admission.check(0.1)
 
 
-def test_retry_after_is_the_estimated_time_of_the_queue(clock):
-    admission = Admission(64, clock)
+def test_retry_after_is_the_estimated_time_of_the_queue(admission, clock):
     learn(admission, clock, 2.0)
     limit = admission.limit
 
@@ -113,8 +120,7 @@ def test_retry_after_is_the_estimated_time_of_the_queue(clock):
     assert dict(Failure("overloaded", "", retry_after_s).headers) == {b"retry-after": b"4"}
 
 
-def test_burst_after_a_pause_is_admitted(clock):
-    admission = Admission(64, clock)
+def test_burst_after_a_pause_is_admitted(admission, clock):
     learn(admission, clock, 0.01)
     clock.now_s += 60
     learn(admission, clock, 0.01, 1)
@@ -178,8 +184,7 @@ async def test_keys_share_the_time(before, seconds, expected):
     for key_id in before:
         await wait(key_id)
     await turns.take("")
-    tasks = [asyncio.create_task(wait(key_id)) for key_id in sorted(expected)]
-    await asyncio.sleep(0)
+    tasks = await asked(*(wait(key_id) for key_id in sorted(expected)))
     turns.leave("")
     await asyncio.gather(*tasks)
 
@@ -187,13 +192,9 @@ async def test_keys_share_the_time(before, seconds, expected):
 
 
 @asynchronous
-async def test_full_queue_of_a_key_is_full_for_that_key_only(clock):
-    admission = Admission(64, clock)
-    learn_slots = [await admission.take(9) for _ in range(admission.limit)]
-    tasks = [
-        asyncio.create_task(admission.take(99, "a")) for _ in range(MAX_WAITING_PER_SLOT * admission.limit)
-    ]
-    await asyncio.sleep(0)
+async def test_full_queue_of_a_key_is_full_for_that_key_only(admission):
+    slots = [await admission.take(9) for _ in range(admission.limit)]
+    tasks = await asked(*(admission.take(99, "a") for _ in range(MAX_WAITING_PER_SLOT * admission.limit)))
 
     with pytest.raises(Failure, match="in the queue"):
         admission.check(99, "a")
@@ -202,25 +203,20 @@ async def test_full_queue_of_a_key_is_full_for_that_key_only(clock):
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for slot in learn_slots:
+    for slot in slots:
         slot.release()
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
 @asynchronous
-async def test_large_images_go_one_at_a_time(clock):
-    admission = Admission(64, clock)
+async def test_large_images_go_one_at_a_time(admission):
     first = await admission.take(9, "a", work=[LARGE_WORK])
-    others = [
-        asyncio.create_task(admission.take(9, "a", work=[LARGE_WORK])) for _ in range(MAX_LARGE_WAITING)
-    ]
-    await asyncio.sleep(0)
+    others = await asked(*(admission.take(9, "a", work=[LARGE_WORK]) for _ in range(MAX_LARGE_WAITING)))
 
     with pytest.raises(Failure, match=f"{MAX_LARGE_WAITING} large images of this key are in the queue"):
         await admission.take(9, "a", work=[LARGE_WORK])
     (await admission.take(9, "a")).release()
-    other_key = asyncio.create_task(admission.take(9, "b", work=[LARGE_WORK]))
-    await asyncio.sleep(0)
+    (other_key,) = await asked(admission.take(9, "b", work=[LARGE_WORK]))
     assert (admission.in_flight, admission.waiting) == (1, MAX_LARGE_WAITING + 1)
 
     first.answered()
@@ -242,8 +238,7 @@ async def test_request_that_gives_up_frees_its_turn(clock, options):
     held = await admission.take(9)
     with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
         await admission.take(0.01, **options)
-    first, second = (asyncio.create_task(admission.take(9, **options)) for _ in range(2))
-    await asyncio.sleep(0)
+    first, second = await asked(*(admission.take(9, **options) for _ in range(2)))
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     held.release()
@@ -252,9 +247,8 @@ async def test_request_that_gives_up_frees_its_turn(clock, options):
     assert (late.value.code, admission.in_flight, admission.waiting) == ("deadline_exceeded", 0, 0)
 
 
-def test_round_trip_of_a_large_image_says_nothing(clock):
+def test_round_trip_of_a_large_image_says_nothing(admission, clock):
     """It would lower the limit for small ones."""
-    admission = Admission(64, clock)
     learn(admission, clock, 0.2)
     slot = asyncio.run(admission.take(99, work=[LARGE_WORK]))
     clock.now_s += 60
@@ -270,8 +264,7 @@ async def test_key_that_is_alone_uses_all_slots(clock, limit):
     """Another one gets the next slot that is free, and from then on has one left to it for a minute."""
     admission = Admission(limit, clock)
     slots = [await admission.take(9, "a") for _ in range(admission.limit)]
-    waiting = [asyncio.create_task(admission.take(9, key_id)) for key_id in "aab"]
-    await asyncio.sleep(0)
+    waiting = await asked(*(admission.take(9, key_id) for key_id in "aab"))
     assert (admission.in_flight, admission.waiting) == (admission.limit, 3)
 
     slots.pop().release()
@@ -289,12 +282,10 @@ async def test_key_that_is_alone_uses_all_slots(clock, limit):
 
 
 @asynchronous
-async def test_large_images_of_an_unknown_key_do_not_pile_up(clock):
-    admission = Admission(64, clock)
+async def test_large_images_of_an_unknown_key_do_not_pile_up(admission):
     admission.costs.note("b", "m", 0.01, 1)
-    large = [admission.take(9, "a", [LARGE_WORK], "m") for _ in range(1 + MAX_LARGE_WAITING)]
-    tasks = [asyncio.create_task(each) for each in large]
-    await asyncio.sleep(0)
+    large = (admission.take(9, "a", [LARGE_WORK], "m") for _ in range(1 + MAX_LARGE_WAITING))
+    tasks = await asked(*large)
 
     with pytest.raises(Failure, match=f"{MAX_LARGE_WAITING} large images of this key are in the queue"):
         await admission.take(9, "a", [LARGE_WORK], "m")
@@ -304,13 +295,11 @@ async def test_large_images_of_an_unknown_key_do_not_pile_up(clock):
 
 
 @asynchronous
-async def test_one_key_leaves_a_slot_to_others(clock):
-    admission = Admission(64, clock)
+async def test_one_key_leaves_a_slot_to_others(admission):
     (await admission.take(9, "b")).release()
     admission.costs.note("a", "", 0.01, 1)
     admission.costs.note("b", "", 0.01, 1)
-    many = [asyncio.create_task(admission.take(9, "a")) for _ in range(admission.limit + 5)]
-    await asyncio.sleep(0)
+    many = await asked(*(admission.take(9, "a") for _ in range(admission.limit + 5)))
     assert admission.in_flight == admission.limit - 1
 
     (await admission.take(9, "b")).release()
@@ -324,12 +313,9 @@ async def test_one_key_leaves_a_slot_to_others(clock):
 
 
 @asynchronous
-async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(clock):
-    admission = Admission(64, clock)
+async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(admission, clock):
     admission.costs.note("b", "read", 0.01, 1)
-    work = 1, LARGE_WORK, 1, 1
-    tasks = [asyncio.create_task(admission.take(9, "a", [units], "read")) for units in work]
-    await asyncio.sleep(0)
+    tasks = await asked(*(admission.take(9, "a", [work], "read") for work in (1, LARGE_WORK, 1, 1)))
     other_model = await admission.take(9, "a", model="classify")
     assert (admission.in_flight, admission.waiting) == (2, 3)
 
@@ -398,9 +384,8 @@ def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
     late_and_large=(8, 56.0, MAX_REST_S, MAX_REST_S),
 )
 def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(
-    work, spent_s, abandoned_work_s, limited_s, clock
+    work, spent_s, abandoned_work_s, limited_s, admission, clock
 ):
-    admission = Admission(64, clock)
     admission.costs.note("a", "m", 2.0, 1)
     slot = asyncio.run(admission.take(9, "a", [work], "m"))
     clock.now_s += spent_s

@@ -104,14 +104,13 @@ def test_batch_of_large_images_is_answered():
 
 @cases("is_cancelled", by_client=True, late_for_route=False)
 @asynchronous
-async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cancelled):
+async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cancelled, clock):
     """The server still computes a request that is cancelled, or late for its route."""
     upstream = Upstream(errors.ServerFailed("deadline exceeded: variant 'v2' has not responded in 9 ms"))
-    now = [0.0]
-    made = replace(gateway(upstream), admission=Admission(8, lambda: now[0]))
+    made = replace(gateway(upstream), admission=Admission(8, clock))
 
     slot = await made.admission.take(9)
-    now[0] += 30
+    clock.now_s += 30
     slot.answered()  # the mean round trip is 30 s
     if is_cancelled:
         upstream.gate.clear()
@@ -128,11 +127,10 @@ async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cance
 
 
 @asynchronous
-async def test_request_that_was_late_before_it_was_sent_keeps_no_slot(monkeypatch):
-    now, left = [0.0], iter([9.0, 0.0])
-    made = replace(gateway(Upstream()), admission=Admission(8, lambda: now[0]))
+async def test_request_that_was_late_before_it_was_sent_keeps_no_slot(clock, monkeypatch):
+    made, left = replace(gateway(Upstream()), admission=Admission(8, clock)), iter([9.0, 0.0])
     slot = await made.admission.take(9)
-    now[0] += 30
+    clock.now_s += 30
     slot.answered()  # the mean round trip is 30 s
 
     def left_s(request: GatewayRequest) -> float:

@@ -18,6 +18,7 @@ from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
 from tests.tables import cases, rows
 
+GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /predict HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
@@ -72,10 +73,7 @@ def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtoco
     one_value=[b"GET /healthz HTTP/1.1\r\nx-a: " + bytes(65) * 1024],
     many_headers=[b"GET /healthz HTTP/1.1\r\n", *[b"a:b\r\n" * 1000] * 20],
     address=[b"GET /" + b"a" * 70_000],
-    second_request=[
-        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nx-a: ",
-        b"a" * 70_000,
-    ],
+    second_request=[GET + b"GET /healthz HTTP/1.1\r\nx-a: ", b"a" * 70_000],
 )
 @asynchronous
 async def test_head_is_bounded(sent):
@@ -127,11 +125,10 @@ async def test_connection_with_a_request_stays(monkeypatch):
 async def test_late_head_ends_the_connection(monkeypatch):
     monkeypatch.setattr(bounded_protocol, "HEAD_S", 0.2)
     (first, slow), (second, repeated), (_, silent) = connect(), connect(), connect()
-    good = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     first.data_received(b"GET /healthz HTTP/1.1\r\nhost: loc")
-    second.data_received(good)
+    second.data_received(GET)
     assert await repeated.status() == b"200"
-    second.data_received(good[:9])
+    second.data_received(GET[:9])
 
     for wire in (slow, repeated, silent):
         await asyncio.wait_for(wire.closed.wait(), 10)
@@ -191,7 +188,7 @@ async def test_rejected_body_is_read_for_a_limited_time(monkeypatch):
     await asyncio.sleep(0.1)  # longer than between the two requests
 
     kept.written = b""
-    ending.data_received(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    ending.data_received(GET)
     assert await kept.status() == b"200"
     assert not kept.is_closing()
 
@@ -376,8 +373,7 @@ async def test_long_json_that_is_no_image_is_refused(document, reason):
 
 
 def test_buffered_bodies_count_in_the_limit():
-    upstream = Upstream()
-    made = gateway(upstream, Settings(max_body_bytes=1000, max_buffered_bytes=2000))
+    made = gateway(Upstream(), Settings(max_body_bytes=1000, max_buffered_bytes=2000))
 
     def status_while_held(held: int) -> int:
         made.uploads.buffers.take(None, held)

@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import cycle
 from typing import Any
@@ -22,14 +22,6 @@ class Simulated(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         self.now_s += timeout or 0.0
         return super().select(0)
-
-
-def simulate(main: Callable[[Callable[[], float]], Coroutine[Any, Any, None]]) -> None:
-    selector = Simulated()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now_s  # type: ignore[method-assign]
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(main(loop.time))
 
 
 class Server:
@@ -85,9 +77,12 @@ class Server:
 )
 def test_flood_of_one_key_leaves_the_server_to_another(usual_s, hostile):
     """Nothing of the other fails, and 99 of 100 requests take at most three times as long as alone."""
+    selector = Simulated()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now_s  # type: ignore[method-assign]
 
-    async def run(now_s: Callable[[], float]) -> None:
-        server = Server(now_s)
+    async def run() -> None:
+        server = Server(loop.time)
         assert (await server.steady(usual_s))[-1] < 1.01 * usual_s
         flooding = [asyncio.create_task(server.flood(cycle(hostile))) for _ in range(32)]
 
@@ -96,4 +91,5 @@ def test_flood_of_one_key_leaves_the_server_to_another(usual_s, hostile):
         assert len(flooding) == 32
         assert times[-2] <= 3 * usual_s, times[-10:]
 
-    simulate(run)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(run())

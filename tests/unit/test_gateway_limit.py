@@ -117,9 +117,7 @@ def test_limit_recovers_for_a_permanently_slow_server():
 
 
 def test_limit_does_not_grow_without_need():
-    server = Server(about(0.01), 4, rate_per_s=20)
-
-    assert max(server.run(60).limits) == INITIAL_LIMIT
+    assert max(Server(about(0.01), 4, rate_per_s=20).run(60).limits) == INITIAL_LIMIT
 
 
 def test_different_images_do_not_lower_the_limit():

@@ -109,14 +109,13 @@ def test_worker_sees_recent_reports_of_the_others(tmp_path):
     assert [each.in_flight for each in state(tmp_path, 2).others()] == [0, 1]
 
 
-def test_last_minute_of_all_workers_adds_up(tmp_path):
-    now = [1000.0]
-    ours, theirs = Live(lambda: now[0]), Live(lambda: now[0])
+def test_last_minute_of_all_workers_adds_up(tmp_path, clock):
+    ours, theirs = Live(clock), Live(clock)
     for live, seconds, variant in ((ours, 0.01, "v1"), (theirs, 0.1, "v1"), (theirs, 0.1, "v2")):
         for _ in range(10):
             live.note("ok", variant, seconds)
     theirs.note("overloaded", "", 0.0)
-    now[0] = 1002
+    clock.now_s = 1002
     state(tmp_path, 1).report(Report(time.monotonic(), 0, 0, {"classify": theirs.last_minute()}))
     (report,) = state(tmp_path, 0).others()
 
@@ -128,7 +127,7 @@ def test_last_minute_of_all_workers_adds_up(tmp_path):
     assert [(each.variant, each.share) for each in found.variants] == [("v1", 0.6667), ("v2", 0.3333)]
     assert found.variants[0].p50_ms == pytest.approx(10, rel=0.15)
     assert found.variants[0].p99_ms == pytest.approx(100, rel=0.15)
-    now[0] = 1080
+    clock.now_s = 1080
     assert ours.state(0, 8).outcomes == {}
     assert {each.p50_ms for each in ours.state(0, 8).history} == {None}
 

@@ -43,9 +43,7 @@ def test_machine_without_a_gpu_has_one_line(tmp_path):
 
 
 def test_good_machine_has_a_line_for_each_check(tmp_path):
-    outputs = {recorded.QUERY: recorded.GPU}
-
-    found = examined(tmp_path, outputs, replace(NO_PROGRAMS, provider=None))
+    found = examined(tmp_path, {recorded.QUERY: recorded.GPU})
 
     assert [each for each in found if each.check != "GPU packages"] == [
         Finding("GPU", "ok", "0: NVIDIA A100-SXM4-80GB, 81920 MiB, compute capability 8.0"),
@@ -63,15 +61,6 @@ def test_driver_that_is_not_loaded_fails_where_packages_need_it(tmp_path, instal
     assert found == [Finding("GPU", verdict, text, "reload the driver, or restart the machine")]
 
 
-def test_old_driver_fails_before_the_programs_run(tmp_path):
-    found = examined(tmp_path, {"": recorded.OLD_HEAD}, recorded.CUDA_12)
-
-    driver = one(found, "driver")
-    assert (driver.status, driver.fix) == ("fail", "install driver 525 or later")
-    assert "supports CUDA 11.6, and CuPy is built for CUDA 12" in driver.detail
-    assert not {"CUDA provider", "CuPy", "nvImageCodec"} & {each.check for each in found}
-
-
 def test_memory_of_the_own_server_is_not_of_others(tmp_path):
     """`tritonserver` leads the process group of its stubs."""
     apps = f"{recorded.A100}, {os.getpid()}, tritonserver, 900\n"
@@ -84,9 +73,11 @@ BOTH = replace(NO_PROGRAMS, runtimes=("onnxruntime", "onnxruntime-gpu"))
 CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
 FULL, DIVIDED = {recorded.QUERY: recorded.FULL_GPU}, {recorded.QUERY: recorded.DIVIDED_GPU}
 WHOLE_ONLY = recorded.MIG_LIST.splitlines()[0] + "\n"
+OLD = r"fail: .*supports CUDA 11.6, and CuPy is built for CUDA 12.*; fix: install driver 525 or later$"
 
 
 @cases(
+    old_driver=({"": recorded.OLD_HEAD}, recorded.CUDA_12, "driver", OLD),
     cupy=({}, CUDA_13, "driver", r"fail: .*CuPy is built for CUDA 13; fix: .* 580 .*\[embedded,gpu\]"),
     both=({}, BOTH, "GPU packages", r"fail: .*overwrite each other.*; fix: pip uninstall -y .* && pip"),
     no_packages=({}, recorded.NOTHING, "GPU packages", "note: none for the GPU: models are served"),
@@ -106,9 +97,12 @@ WHOLE_ONLY = recorded.MIG_LIST.splitlines()[0] + "\n"
     without_parts=(DIVIDED | {recorded.LISTED: WHOLE_ONLY}, NO_PROGRAMS, "MIG", "fail: "),
 )
 def test_state_of_a_gpu_is_a_finding_with_a_fix(outputs, installed, what, expected, tmp_path):
-    found = one(examined(tmp_path, outputs, installed), what)
+    """The programs do not run, as the driver or the packages are too old or missing."""
+    findings = examined(tmp_path, outputs, installed)
 
+    found = one(findings, what)
     assert re.match(expected, f"{found.status}: {found.detail}; fix: {found.fix}")
+    assert not {"CUDA provider", "CuPy", "nvImageCodec"} & {each.check for each in findings}
 
 
 def test_states_that_slow_or_stop_a_server_are_named(tmp_path):

@@ -1,16 +1,15 @@
 """Pages of the health port, with a fake clock."""
 
-import contextlib
 import http.client
 import json
 import socket
-import urllib.request
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 import pytest
 
 from nereid.base.errors import ServerError
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import Snapshot, get
 from nereid.server.supervision import health as pages
 from nereid.server.supervision.health import Health
 from tests.tables import cases
@@ -32,6 +31,10 @@ def body(health: Health, path: str) -> tuple[int, dict]:
     status, content_type, text = pages.page(health, path)
     assert content_type == "application/json"
     return int(status), json.loads(text)
+
+
+def serving(health: Health, port: int = 0) -> AbstractContextManager[int]:
+    return pages.serve(partial(pages.page, health), "127.0.0.1", port, "health")
 
 
 def test_page_agrees_with_its_status(clock):
@@ -154,7 +157,7 @@ def test_every_metric_exists_from_the_start():
     HEAD=("HEAD", "/livez", 405),
 )
 def test_health_port_responds(method, path, status, health):
-    with pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port:
+    with serving(health) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path)
         response = connection.getresponse()
@@ -169,23 +172,17 @@ def test_idle_connections_delay_no_health_check(limits, left, health, monkeypatc
     """A new connection closes the oldest; each one holds a thread."""
     for name, value in limits.items():
         monkeypatch.setattr(pages, name, value)
-    with contextlib.ExitStack() as stack:
-        port = stack.enter_context(pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health"))
+    with ExitStack() as stack:
+        port = stack.enter_context(serving(health))
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(40)]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
-            assert answer.status == 200
-        closed = [each.recv(1) for each in idle[: 41 - left]]
-
-    assert closed == [b""] * (41 - left)
+        assert get(f"127.0.0.1:{port}", "/readyz", 60)[0] == 200
+        assert [each.recv(1) for each in idle[: 41 - left]] == [b""] * (41 - left)
 
 
 def test_late_head_ends_its_connection(health, monkeypatch):
     """Each byte of the head is in time, and all together are late."""
     monkeypatch.setattr(pages, "CLIENT_TIMEOUT_S", 0.2)
-    with (
-        pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port,
-        socket.create_connection(("127.0.0.1", port), 0.02) as connection,
-    ):
+    with serving(health) as port, socket.create_connection(("127.0.0.1", port), 0.02) as connection:
         for _ in range(500):
             try:
                 connection.sendall(b"G")
@@ -203,9 +200,5 @@ def test_taken_port_is_an_error(health):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = f"health port {port} .* cannot be used: .*--health-port"
-
-        with (
-            pytest.raises(ServerError, match=message),
-            pages.serve(partial(pages.page, health), "127.0.0.1", port, "health"),
-        ):
+        with pytest.raises(ServerError, match=message), serving(health, port):
             pass

@@ -25,11 +25,8 @@ def insert(encoded: bytes, before: bytes, more: bytes) -> bytes:
     return encoded.replace(before, more + before, 1)
 
 
-def small_frame() -> bytes:
-    gif = save(Image.new("P", (2, 2)), "GIF")
-    return gif.replace(b",\0\0\0\0", b"," + struct.pack("<HH", SIDE - 2, SIDE - 2))
-
-
+FAR_FRAME = b"," + struct.pack("<HH", SIDE - 2, SIDE - 2)
+SMALL_FRAME = save(Image.new("P", (2, 2)), "GIF").replace(b",\0\0\0\0", FAR_FRAME)
 INTERLACED = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 4000, 4000, 8, 0, 0, 0, 1))
 TINY_HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
@@ -37,7 +34,7 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
 
 @cases(
     a_GIF_with_a_small_screen=(large("GIF")[:6] + struct.pack("<HH", 1, 1) + large("GIF")[10:], 9),
-    a_GIF_with_a_frame_far_from_the_corner=(small_frame(), 9),
+    a_GIF_with_a_frame_far_from_the_corner=(SMALL_FRAME, 9),
     a_GIF_behind_comments=(insert(large("GIF"), b",\0\0", b"!\xfe\1x\0" * 99), 9),
     a_PNG_whose_text_comes_first=(insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"tEXt", TINY_HEADER)), 9),
     a_PNG_with_two_headers=(insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"IHDR", TINY_HEADER)), 9),

@@ -12,7 +12,7 @@ from nereid.client import images
 from nereid.client.images import encode
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from tests.conftest import UPRIGHT
-from tests.pictures import exif
+from tests.pictures import exif, save
 from tests.tables import cases
 
 WHITE = (255, 255, 255)
@@ -80,11 +80,9 @@ def test_arrays_arrive_as_they_are(shape, order):
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_orientation_is_applied_once(mode, orientation):
-    stored, file = Image.fromarray(noise(4, 6, 3)).convert(mode), io.BytesIO()
-    stored.save(file, "PNG", exif=exif(orientation))
-    file.seek(0)
+    stored = Image.fromarray(noise(4, 6, 3)).convert(mode)
 
-    with Image.open(file) as photo:
+    with Image.open(io.BytesIO(save(stored, exif=exif(orientation)))) as photo:
         got = decoded(encode(photo))
 
     np.testing.assert_array_equal(got, UPRIGHT[orientation](np.asarray(stored.convert("RGB"))))
@@ -98,9 +96,7 @@ def test_large_pictures_keep_the_servers_limit():
 
 def test_damaged_picture_is_the_callers_fault():
     """PIL decodes lazily, and raises SyntaxError for a damaged file."""
-    file = io.BytesIO()
-    Image.fromarray(noise(400, 400, 3)).save(file, "PNG")
-    content = bytearray(file.getvalue())
+    content = bytearray(save(Image.fromarray(noise(400, 400, 3))))
     second = content.index(b"IDAT", content.index(b"IDAT") + 4)
     content[second : second + 4] = b"\0\0\0\0"
 

@@ -101,7 +101,8 @@ def test_gpus_count_like_the_fullest():
 
 class Proc:
     def __init__(self, folder) -> None:
-        self.folder = folder
+        self.folder, self.now_s = folder, 0.0
+        self.cpu = instances.CpuWait(folder, lambda: self.now_s)
 
     def wait(self, pid: int, *seconds: float) -> None:
         for thread, each in enumerate(seconds):
@@ -114,42 +115,36 @@ class Proc:
         text = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={round(seconds * 1e6)}\nfull total=0\n"
         (self.folder / "pressure" / "cpu").write_text(text)
 
-
-class Waits:
-    def __init__(self, folder) -> None:
-        self.now_s = 0.0
-        self.cpu = instances.CpuWait(folder, lambda: self.now_s)
-
     def after(self, seconds: float, pids: list[int]) -> float:
         self.now_s += seconds
         return self.cpu.read(pids)
 
 
 def test_wait_for_a_core_is_the_mean_of_the_processes(tmp_path):
-    proc, waits = Proc(tmp_path), Waits(tmp_path)
+    proc = Proc(tmp_path)
     proc.wait(10, 1.0, 1.0)
     proc.wait(20, 5.0)
 
-    assert waits.after(0.2, [10, 20]) == 0.0
+    assert proc.after(0.2, [10, 20]) == 0.0
     proc.wait(10, 1.1, 1.1)
-    assert waits.after(0.5, [10, 20]) == pytest.approx(0.2)
+    assert proc.after(0.5, [10, 20]) == pytest.approx(0.2)
     proc.wait(10, 1.2, 1.2)
     proc.wait(30, 9.0)
-    assert waits.after(5.0, [10, 30, 40]) == pytest.approx(0.04)
+    assert proc.after(5.0, [10, 30, 40]) == pytest.approx(0.04)
     proc.wait(10, 9.0, 9.0)
-    assert waits.after(0.5, [10]) == 1.0
+    assert proc.after(0.5, [10]) == 1.0
 
 
 def test_pressure_of_the_machine_replaces_missing_waits(tmp_path):
     """A kernel may count neither; then no wait is known."""
-    proc, waits = Proc(tmp_path), Waits(tmp_path)
+    proc = Proc(tmp_path)
 
-    assert [waits.after(0.5, [10]), waits.after(0.5, [10])] == [0.0, 0.0]
+    assert [proc.after(0.5, [10]), proc.after(0.5, [10])] == [0.0, 0.0]
     proc.press(3.0)
-    waits = Waits(tmp_path)
-    assert waits.after(0.5, []) == 0.0
+    proc = Proc(tmp_path)
+    assert proc.after(0.5, []) == 0.0
     proc.press(3.25)
-    assert waits.after(0.5, []) == pytest.approx(0.5)
+    assert proc.after(0.5, []) == pytest.approx(0.5)
 
 
 COUNTED = """nv_inference_request_success{{model="eyes",version="1"}} {0}
@@ -193,7 +188,7 @@ def recorded(name: str) -> list[instances.LoadSample]:
 
 
 class Driver:
-    def __init__(self, bounds: InstanceBounds = BOUNDS, count: int = 2) -> None:
+    def __init__(self, count: int = 2, bounds: InstanceBounds = BOUNDS) -> None:
         self.decider, self.now_s, self.count = instances.InstanceDecider(bounds), 100.0, count
         self.changes: list[int] = []
 
@@ -225,43 +220,34 @@ def test_recorded_full_processor_gets_no_instance():
     """Requests wait all the time, and another instance would wait for a core, too."""
     decider = instances.InstanceDecider(BOUNDS)
 
-    decisions = [decider.decide(sample) for sample in recorded("full_processor")]
-
-    assert set(decisions) == {None}
+    assert {decider.decide(sample) for sample in recorded("full_processor")} == {None}
     assert decider.blocked.startswith("its processes wait for a core ")
 
 
-def test_short_waits_change_nothing():
-    driver = Driver()
-
-    for _ in range(20):
-        assert driver.show(WAITING, 0.2 * (instances.ADD_SAMPLES - 1)) == []
-        assert driver.show(replace(IDLE, busy=2.0), 0.2) == []
+SHORT_S = 0.2 * (instances.ADD_SAMPLES - 1)
 
 
 @cases(
+    short_waits_change_nothing=((), [(WAITING, SHORT_S, []), (replace(IDLE, busy=2.0), 0.2, [])] * 20),
     # The next instance comes when the old ones have ended, and after new samples.
-    pause=(2, [(WAITING, 1.0, [3]), (WAITING, instances.COOLDOWN_S, []), (WAITING, 1.0, [4])]),
-    busy_ones_are_not_dropped=(3, [(replace(IDLE, busy=1.1), 30.0, []), (replace(IDLE, busy=0.9), 3.2, [2])]),
+    pause=((2,), [(WAITING, 1.0, [3]), (WAITING, instances.COOLDOWN_S, []), (WAITING, 1.0, [4])]),
+    busy_ones_are_not_dropped=(
+        (3,),
+        [(replace(IDLE, busy=1.1), 30.0, []), (replace(IDLE, busy=0.9), 3.2, [2])],
+    ),
     # New instances start next to the old ones, also if they are fewer.
-    none_is_dropped_without_memory=(4, [(replace(IDLE, free_bytes=0.1 * GB), 20.0, []), (IDLE, 3.2, [3])]),
+    none_is_dropped_without_memory=((4,), [(replace(IDLE, free_bytes=0.1 * GB), 20.0, []), (IDLE, 3.2, [3])]),
+    at_the_top=((2, InstanceBounds(1, 2, 3.0)), [(WAITING, 20.0, [])]),
+    at_the_bottom=((2, InstanceBounds(2, 4, 3.0)), [(IDLE, 20.0, [])]),
+    below_the_bounds=((1, InstanceBounds(3, 4, 3.0)), [(IDLE, 20.0, [3])]),
+    above_the_bounds=((5, InstanceBounds(1, 2, 100.0)), [(WAITING, 20.0, [2])]),
 )
-def test_number_follows_the_samples(count, phases):
-    driver = Driver(count=count)
+def test_number_follows_the_samples_within_the_bounds(start, phases):
+    driver = Driver(*start)
 
     found = [driver.show(sample, seconds) for sample, seconds, _ in phases]
 
     assert found == [changes for *_, changes in phases]
-
-
-@cases(
-    at_the_top=(InstanceBounds(1, 2, 3.0), 2, WAITING, []),
-    at_the_bottom=(InstanceBounds(2, 4, 3.0), 2, IDLE, []),
-    below=(InstanceBounds(3, 4, 3.0), 1, IDLE, [3]),
-    above=(InstanceBounds(1, 2, 100.0), 5, WAITING, [2]),
-)
-def test_numbers_stay_within_the_bounds(bounds, count, sample, changes):
-    assert Driver(bounds, count).show(sample, 20.0) == changes
 
 
 @cases(

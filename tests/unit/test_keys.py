@@ -29,9 +29,8 @@ def path(tmp_path):
 @pytest.mark.parametrize("scopes", [{"infer", "route"}, {"admin"}], ids=["two scopes", "admin"])
 def test_key_is_shown_once_and_kept_as_digest(nereid, path, scopes):
     flags = [f"--scope={scope}" for scope in scopes]
-    result = nereid("add", "alice", *flags, "--rate", "5")
+    secret = nereid("add", "alice", *flags, "--rate", "5").stdout.strip()
 
-    secret = result.stdout.strip()
     key = KeyRing(path).find(secret)
     assert re.fullmatch(r"nereid_[\w-]{43}", secret)
     assert [key.may(scope) for scope in SCOPES] == [True, True, scopes == {"admin"}]
@@ -126,9 +125,7 @@ def test_name_goes_before_id(path):
         assert key_changes.known_keys(path) == left
 
 
-def test_concurrent_adds_lose_no_key(tmp_path):
-    path = tmp_path / "keys.json"
-
+def test_concurrent_adds_lose_no_key(path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: key_changes.add(path, f"user{number}", ["infer"], None), range(24)))
 

@@ -19,6 +19,7 @@ from tests.tables import cases
 ROUTE = """backend: "ab_router"
 parameters { key: "route" value { string_value: "NAME.route.json" } }
 """
+ROUTES = {"cats": ROUTE, "dogs": ROUTE}
 PINNED = """platform: "ensemble"
 input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
@@ -42,15 +43,10 @@ def repository(folder, **configs):
     named=(CLASSIFY, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
     no_route=(CLASSIFY, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
     unknown=(CLASSIFY, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
-    several=(
-        CLASSIFY,
-        {"cats": ROUTE, "dogs": ROUTE},
-        "",
-        "has several models; fix: name one with --model: ",
-    ),
+    several=(CLASSIFY, ROUTES, "", "has several models; fix: name one with --model: "),
     none=(CLASSIFY, {"network": NETWORK}, "", "has no model with input 'image' and output 'scores'"),
     reader=(READ, {"read": READER, "dogs": ROUTE}, "", "read"),
-    any_of_several=(None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
+    any_of_several=(None, ROUTES, "", "cats"),
     any_the_default=(None, {"labels": READER, "read_text": READER, "cars": DETECTOR}, "", "read_text"),
     any_classifier_first=(None, {"my_classifier": ROUTE, "read_text": READER}, "", "my_classifier"),
     any_named=(None, {"cats": ROUTE, "cars": DETECTOR}, "cars", "cars"),
@@ -101,8 +97,7 @@ def test_preview_is_that_of_the_preprocessing():
 def test_fields_are_those_of_the_default_variant(name):
     models = RepositoryModels(TEXT_REPOSITORY, lambda: None)
 
-    config = models.config(name)
-    fields = {field.name: field for field in fields_of(config)}
+    fields = {field.name: field for field in fields_of(models.config(name))}
 
     assert (fields["tracking_number"].required, fields["weight"].required) == (True, False)
     assert {"UPS", "EMS"} <= {*fields["tracking_number"].carriers}

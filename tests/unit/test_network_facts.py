@@ -94,13 +94,12 @@ def test_preprocessing_of_ultralytics(found):
 
 
 SHORTER = {"resize_shorter_px": "248"}
-BORDER = {"resize": "letterbox", "pad_color": "128, 102, 76"}
 
 
 @cases(
     center=({}, SHORTER),
     squash=({"crop_mode": "squash", "crop_pct": 1}, {"resize": "exact"}),
-    border=({"crop_mode": "border", "crop_pct": 1.0}, BORDER),
+    border=({"crop_mode": "border", "crop_pct": 1.0}, {"resize": "letterbox", "pad_color": "128, 102, 76"}),
     squash_and_crop=({"crop_mode": "squash"}, {}),
     border_and_crop=({"crop_mode": "border"}, {}),
     not_square=({"input_size": [3, 128, 256]}, {}),
@@ -108,9 +107,9 @@ BORDER = {"resize": "letterbox", "pad_color": "128, 102, 76"}
 )
 def test_preprocessing_of_timm(changes, parameters, found):
     """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
-    config = {"pretrained_cfg": TIMM["pretrained_cfg"] | changes}
-
-    noted = found({}, {"config.json": json.dumps(config)}).exporter_settings
+    noted = found(
+        {}, {"config.json": json.dumps({"pretrained_cfg": TIMM["pretrained_cfg"] | changes})}
+    ).exporter_settings
 
     numbers = {"interpolation": "bicubic", "mean": "127.5, 102, 76.5", "std": "51, 51, 51"}
     assert noted.parameters == (parameters | numbers if parameters else {})
@@ -120,40 +119,29 @@ def test_preprocessing_of_timm(changes, parameters, found):
 EDGES = {"do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3}
 EDGES |= {"image_std": [0.2] * 3, "resample": 3}
 LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "bicubic"}
+EXACT = {"resize": "exact"} | LEVELS
+RESCALED = {"resize": "exact", "scale": "0.00392156862745098", "interpolation": "bilinear"}
 
 
 @cases(
-    vit=(EDGES | {"size": {"height": 224, "width": 224}}, {"resize": "exact"} | LEVELS, (224, 224)),
-    old=(EDGES | {"size": 224}, {"resize": "exact"} | LEVELS, (224, 224)),
+    vit=(EDGES | {"size": {"height": 224, "width": 224}}, EXACT, (224, 224)),
+    old=(EDGES | {"size": 224}, EXACT, (224, 224)),
     clip=(
         EDGES | {"size": {"shortest_edge": 248}, "do_center_crop": True, "crop_size": 224},
         SHORTER | LEVELS,
         (224, 224),
     ),
     convnext=(EDGES | {"size": {"shortest_edge": 224}, "crop_pct": 0.9}, SHORTER | LEVELS, (224, 224)),
-    convnext_384=(
-        EDGES | {"size": {"shortest_edge": 384}, "crop_pct": 0.9},
-        {"resize": "exact"} | LEVELS,
-        (384, 384),
-    ),
+    convnext_384=(EDGES | {"size": {"shortest_edge": 384}, "crop_pct": 0.9}, EXACT, (384, 384)),
     rt_detr=(
         {"do_normalize": False, "do_rescale": True, "size": {"height": 480, "width": 640}},
-        {"resize": "exact", "scale": "0.00392156862745098", "interpolation": "bilinear"},
+        RESCALED,
         (480, 640),
     ),
-    detr=(
-        EDGES | {"size": {"shortest_edge": 800, "longest_edge": 1333}},
-        {"resize": "exact"} | LEVELS,
-        (800, 800),
-    ),
+    detr=(EDGES | {"size": {"shortest_edge": 800, "longest_edge": 1333}}, EXACT, (800, 800)),
     mobilevit=(
         {"do_rescale": True, "size": {"height": 256, "width": 256}, "do_flip_channel_order": True},
-        {
-            "resize": "exact",
-            "scale": "0.00392156862745098",
-            "interpolation": "bilinear",
-            "color_order": "BGR",
-        },
+        RESCALED | {"color_order": "BGR"},
         (256, 256),
     ),
     efficientnet=(EDGES | {"size": 224, "rescale_offset": True}, {}, (0, 0)),

@@ -9,7 +9,6 @@ from tools import offline_bundle
 from tools.wheel_closure import Closure, close, read_wheel, read_wheels, target_environment
 
 MIB = 2**20
-KNOWN = frozenset({"cpu", "gpu", "gpu13", "load"})
 
 
 def test_sizes_have_binary_units():
@@ -32,7 +31,7 @@ def test_python_is_a_version_or_an_interpreter():
 def test_impossible_extras_are_rejected(text, reason):
     """An unknown extra, which pip only warns about, and two that exclude each other are errors."""
     with pytest.raises(WrongUsage, match=reason):
-        offline_bundle.parse_extras(text, KNOWN)
+        offline_bundle.parse_extras(text, frozenset({"cpu", "gpu", "gpu13", "load"}))
 
 
 def test_target_needs_what_its_own_markers_select(tmp_path):
@@ -51,9 +50,7 @@ def test_target_needs_what_its_own_markers_select(tmp_path):
     write_wheel(tmp_path, "leaf", "1.0", more)
     wheels, wanted = read_wheels(tmp_path), [Requirement("top[cpu]")]
 
-    found = {python: close(wheels, wanted, target_environment(python)) for python in ("3.11", "3.12")}
-
-    assert found == {
+    assert {python: close(wheels, wanted, target_environment(python)) for python in ("3.11", "3.12")} == {
         "3.11": Closure(frozenset({"top", "leaf", "old-only"}), ("bud[x]!=3",)),
         "3.12": Closure(frozenset({"top", "leaf"}), ("bud[x]!=3", "new-only>=2")),
     }
@@ -83,16 +80,11 @@ def collect(index, folder, passes, lacking=""):
             path = next(index.glob(f"{name.replace('-', '_')}-*"))
             (into / path.name).write_bytes(path.read_bytes())
 
-    top = read_wheel(next(index.glob("top-*")))
-    return offline_bundle.collect(top, [], "3.12", folder, download)
+    return offline_bundle.collect(read_wheel(next(index.glob("top-*"))), [], "3.12", folder, download)
 
 
 def test_wheels_are_those_of_the_target(index, tmp_path):
-    passes = []
-
-    found = collect(index, tmp_path, passes)
-
-    assert sorted(found) == ["new-only", "pip", "top"]
+    assert sorted(collect(index, tmp_path, passes := [])) == ["new-only", "pip", "top"]
     assert passes == [[top := "top-1.0-py3-none-any.whl", "pip"], [top, "pip", "new-only"]]
 
 

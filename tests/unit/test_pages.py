@@ -29,6 +29,7 @@ BLANK = Image.new("RGB", (300, 200), "white")
 # Sides of a line, in parts of the page.
 LEFT, TOP, RIGHT, BOTTOM = 0.1, 0.3, 0.6, 0.6
 SOURCE = ("read_text", "1", "", "", "", Timings(0, 0))
+CATALOGUE, NO_PAGES = b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Kids [] /Count 0 >>"
 
 
 def document(*images: Image.Image, form: str = "PDF", **options: str) -> bytes:
@@ -46,27 +47,24 @@ def one_page(about: bytes, content: bytes, *objects: bytes) -> bytes:
     stream = b"<< /Length %d >>\nstream\n%b\nendstream" % (len(content), content)
     kids = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 200] /Contents 4 0 R " + about + b" >>"
     pages = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
-    return written(b"<< /Type /Catalog /Pages 2 0 R >>", pages, kids, stream, *objects)
+    return written(CATALOGUE, pages, kids, stream, *objects)
 
 
 def endless() -> bytes:
     """Draw forms that draw forms: 10 ** 12 of them."""
+    form = b"<< /Subtype /Form /BBox [0 0 9 9] %b/Length %d >>\nstream\n%b\nendstream"
     forms, calls = [], b"/F Do " * 10
     for number in range(5, 17):
         inner = b"/Resources << /XObject << /F %d 0 R >> >> " % (number + 1)
-        forms.append(
-            b"<< /Subtype /Form /BBox [0 0 9 9] %b/Length %d >>\nstream\n%b\nendstream"
-            % (inner, len(calls), calls)
-        )
-    forms.append(b"<< /Subtype /Form /BBox [0 0 9 9] /Length 11 >>\nstream\n0 0 9 9 re f\nendstream")
+        forms.append(form % (inner, len(calls), calls))
+    forms.append(form % (b"", 11, b"0 0 9 9 re f"))
     return one_page(b"/Resources << /XObject << /F 5 0 R >> >>", b"/F Do", *forms)
 
 
 def encrypted() -> bytes:
     key = b"<" + b"00" * 32 + b">"
     lock = b"<< /Filter /Standard /V 1 /R 2 /P -4 /O " + key + b" /U " + key + b" >>"
-    catalogue = b"<< /Type /Catalog /Pages 2 0 R >>"
-    return written(catalogue, b"<< /Kids [] /Count 0 >>", trailer=b"/Encrypt " + lock + b" /ID [<00> <00>]")
+    return written(CATALOGUE, NO_PAGES, trailer=b"/Encrypt " + lock + b" /ID [<00> <00>]")
 
 
 @pytest.mark.parametrize("form", ["PDF", "TIFF"])
@@ -126,11 +124,7 @@ LATE = "page 2: expected text that is read within 0.001 s"
 @cases(
     pdf_of_many_pages=(document(*FOUR), {}, "expected a PDF of 1 to 3 pages, got 4"),
     tiff_of_many_pages=(document(*FOUR, form="TIFF"), {}, "a TIFF of at most 3 pages, got more"),
-    no_page=(
-        written(b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Kids [] /Count 0 >>"),
-        {},
-        "PDF: Failed to load document",
-    ),
+    no_page=(written(CATALOGUE, NO_PAGES), {}, "PDF: Failed to load document"),
     encrypted=(encrypted(), {}, "password"),
     damaged=(b"%PDF-1.7\n" + bytes(300), {}, "PDF: Failed to load document"),
     large=(b"%PDF-1.7\n" + bytes(9_000_000), {}, "expected at most 8 MiB"),
@@ -195,8 +189,7 @@ def test_text_of_a_searchable_pdf_is_where_it_was_read(content, size_wh, count):
     corners = (LEFT, TOP), (RIGHT, TOP), (RIGHT, BOTTOM), (LEFT, BOTTOM)
     box = tuple((x * size_wh[0], y * size_wh[1]) for x, y in corners)
     lines = [TextLine(f"快递 A7 ☕ {number}", 1.0, box, number) for number in range(1, count + 1)]
-    sizes = tuple(PageSize(*size_wh) for _ in range(count))
-    reading = Reading(tuple(lines), (), (), *SOURCE, pages=sizes)
+    reading = Reading(tuple(lines), (), (), *SOURCE, pages=(PageSize(*size_wh),) * count)
 
     made = pypdfium2.PdfDocument(pdf.searchable(content, reading))
 
@@ -250,6 +243,5 @@ def test_text_is_not_added_twice():
     damaged=(b"%PDF-1.7 nothing", (PageSize(9, 9),), "Failed to load document"),
 )
 def test_what_cannot_become_a_pdf_is_named(content, pages, message):
-    reading = replace(Reading((), (), (), *SOURCE), pages=pages)
     with pytest.raises(InvalidImage, match=message):
-        pdf.searchable(content, reading)
+        pdf.searchable(content, Reading((), (), (), *SOURCE, pages=pages))

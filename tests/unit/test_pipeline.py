@@ -92,8 +92,7 @@ def test_rows_are_closed_up(requests, bad, rows, expected):
 
     batch = Pipeline(Numbers(7, errors)).run([list(request) for request in requests])
 
-    found = [(o.start, o.stop) if isinstance(o, slice) else None for o in batch.outcomes]
-    assert found == rows
+    assert [(o.start, o.stop) if isinstance(o, slice) else None for o in batch.outcomes] == rows
     np.testing.assert_array_equal(batch.tensor, np.array([[int(n)] * 2 for n in expected]).reshape(-1, 2))
 
 
@@ -114,8 +113,7 @@ def test_failed_request_lists_its_bad_images(requests, expected):
 
     outcomes = Pipeline(Numbers(8, errors)).run([list(request) for request in requests]).outcomes
 
-    found = [None if isinstance(outcome, slice) else str(outcome) for outcome in outcomes]
-    assert found == expected
+    assert [None if isinstance(outcome, slice) else str(outcome) for outcome in outcomes] == expected
 
 
 @cases(
@@ -163,7 +161,6 @@ def test_empty_batch_is_empty(pipeline, requests):
 
 
 ONE_INPUT = "expected one input, 'image' TYPE_STRING [1], got "
-SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 
 
 @cases(
@@ -172,7 +169,7 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
     inputs_type=("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
     two_inputs=(
         "output {",
-        SECOND_INPUT + " output {",
+        'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] } output {',
         ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]",
     ),
 )
@@ -196,9 +193,7 @@ def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
 
 def test_more_images_than_rows_are_refused(pipeline):
     """If Triton sent too many images, no request would get rows of another."""
-    outcomes = pipeline.run([[A, A, A], [B, B]]).outcomes
-
-    assert [str(outcome) for outcome in outcomes] == [
+    assert [str(outcome) for outcome in pipeline.run([[A, A, A], [B, B]]).outcomes] == [
         f"inference failed: {count} of {count} images cannot be used: "
         + "; ".join(f"image {i}: expected at most 4 images per batch, got 5" for i in range(count))
         for count in (3, 2)

@@ -56,12 +56,11 @@ def test_each_image_gets_its_own_objects(cars):
 
 def test_classifier_passes_on_the_rows_of_each_request():
     step, broken = opened(REPOSITORY, "classify_v1"), InvalidImage("broken")
-    scores = np.arange(6, dtype=np.float32).reshape(3, 2)
 
     found = step.finish(
         Batch(None, [slice(0, 2), broken, slice(2, 3)], []),
         [[SMALL] * 2, broken, [SMALL]],
-        {step.wanted[0]: scores},
+        {step.wanted[0]: np.arange(6, dtype=np.float32).reshape(3, 2)},
     )
 
     assert step.accept([SMALL, LARGE]) == [SMALL, LARGE]

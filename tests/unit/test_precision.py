@@ -18,7 +18,6 @@ from tests.publishing import unchanged
 from tests.tables import cases
 
 NETWORK = "efficientnet_lite0"
-ANY_SPEED = ExaminationLimits(max_slowdown=100)
 
 
 def mixing() -> onnx.ModelProto:
@@ -54,20 +53,14 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
 
 @cases(
     INT8=(
-        lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
+        lambda to: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", to),
         "expected an FP32 network, got the operators of INT8 QuantizeLinear",
     ),
-    no_weights=(
-        lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
-        "expected FP32 weights, got none",
-    ),
-    FP16_already=(
-        lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
-        "expected FP32 weights, got FLOAT16",
-    ),
+    no_weights=(lambda to: onnx.save(identity("FP32", ["N", 3]), to), "expected FP32 weights, got none"),
+    FP16_already=(lambda to: shutil.copy(converted(to.parent), to), "expected FP32 weights, got FLOAT16"),
 )
 def test_other_networks_are_refused_with_the_reason(make, reason, tmp_path):
-    make(tmp_path)
+    make(tmp_path / "model.onnx")
 
     with pytest.raises(OperationFailed, match=f"^'model.onnx' cannot be converted to FP16: {reason}; fix: "):
         convert_to_fp16(tmp_path / "model.onnx")
@@ -112,7 +105,7 @@ def test_networks_of_the_readers_are_converted(tmp_path, name):
     repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
     source = repository / name / "1" / "model.onnx"
 
-    done = publish(repository, name, source, None, ANY_SPEED, precision="fp16")
+    done = publish(repository, name, source, None, ExaminationLimits(max_slowdown=100), precision="fp16")
 
     assert done.version == 2
     assert (repository / name / "2" / "model.onnx").stat().st_size < 0.8 * source.stat().st_size

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.base.assets import CHELSEA, COFFEE
+from nereid.base.assets import CHELSEA
 from nereid.vision.imaging import kernel as preprocess_kernel
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, build_table
@@ -26,7 +26,6 @@ from tests.tables import cases
 pytestmark = pytest.mark.process
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 SHIM = Path(__file__).with_name("preprocess_on_host.cpp")
-PHOTOS = {"coffee": COFFEE, "chelsea": CHELSEA}
 PLAIN = Transform(50, 70, resize="exact")
 IMAGENET = Transform(64, 64, resize_shorter_px=80, mean=(127.0, 120.0, 110.0), std=(128.0, 60.0, 57.0))
 LETTERBOX = Transform(64, 96, resize="letterbox", std=(255.0,) * 3)
@@ -95,11 +94,9 @@ def blank(transform: Transform, count: int) -> np.ndarray:
     return np.full((count, *transform.shape), 222 if dtype == np.uint8 else np.nan, dtype)
 
 
-def photo(name: str, size_wh: tuple[int, int] | None = None) -> np.ndarray:
-    pixels = np.asarray(Image.open(PHOTOS[name]).convert("RGB"))
-    if size_wh is None:
-        return pixels
-    return np.ascontiguousarray(pixels[: size_wh[1], : size_wh[0]])
+def photo(width_px: int | None = None, height_px: int | None = None) -> np.ndarray:
+    pixels = np.asarray(Image.open(CHELSEA).convert("RGB"))
+    return np.ascontiguousarray(pixels[:height_px, :width_px])
 
 
 def weigh(span, transform: Transform, pixels: np.ndarray) -> np.ndarray:
@@ -179,16 +176,14 @@ def test_kernel_compiles_for_gpus(architecture, interpolation, datatype, layout)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_kernel_does_the_arithmetic_of_the_model(run, transform, interpolation):
     transform = replace(transform, interpolation=interpolation)
-    images = [photo("chelsea"), noise(131, 77)]
+    images = [photo(), noise(131, 77)]
 
-    tensor = run(transform, *images)
-
-    for row, pixels in zip(tensor, images, strict=True):
+    for row, pixels in zip(run(transform, *images), images, strict=True):
         assert_same_levels(transform, row, model(transform, pixels))
 
 
 def test_orientation_may_be_ignored(run):
-    pixels = photo("chelsea", (150, 97))
+    pixels = photo(150, 97)
     transform = replace(IMAGENET, exif_orientation=False)
 
     np.testing.assert_array_equal(run(transform, pixels, orientation=6), run(transform, pixels))
@@ -222,11 +217,9 @@ def test_rows_may_be_padded_in_memory(run):
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_row_without_an_image_is_padding(run, transform):
-    pad = np.float64(transform.pad_color)
+    tensor = run(transform, photo(40, 30), None)
 
-    tensor = run(transform, photo("chelsea", (40, 30)), None)
-
-    expected = np.broadcast_to(pad, (transform.height_px, transform.width_px, 3))
+    expected = np.broadcast_to(np.float64(transform.pad_color), (transform.height_px, transform.width_px, 3))
     np.testing.assert_allclose(levels(transform, tensor[1]), expected, atol=0.1)
     assert not np.isnan(tensor.astype(np.float32)).any()
 
@@ -234,7 +227,7 @@ def test_row_without_an_image_is_padding(run, transform):
 @pytest.mark.parametrize("orientation", TURNS)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_kernel_agrees_with_the_cpu_path(run, name, orientation):
-    transform, pixels = TRANSFORMS[name], photo("chelsea", (150, 97))
+    transform, pixels = TRANSFORMS[name], photo(150, 97)
     image = replace(open_image(encode(pixels), Limits()), orientation=orientation)
     expected = blank(transform, 1)[0]
 

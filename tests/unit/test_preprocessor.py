@@ -30,6 +30,8 @@ IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 BGR = {name: values[::-1] for name, values in IMAGENET.items()}
 DIMS = (3, 224, 224)
 SQUARE = partial(Transform, 224, 224)
+CENTER = partial(SQUARE, resize_shorter_px=256)
+PRESET = {"preset": "imagenet"}
 OUTPUT = {"name": "input", "data_type": "TYPE_FP32", "dims": DIMS}
 
 
@@ -49,8 +51,8 @@ def settings(folder, parameters, **output):
 
 
 @rows(
-    ({"preset": "imagenet"}, SQUARE(resize_shorter_px=256, **IMAGENET)),
-    ({"preset": "efficientnet_lite"}, SQUARE(resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)),
+    (PRESET, CENTER(**IMAGENET)),
+    ({"preset": "efficientnet_lite"}, CENTER(mean=(127.0,) * 3, std=(128.0,) * 3)),
     (
         {"preset": "clip"},
         SQUARE(
@@ -76,23 +78,14 @@ def test_preset_stands_for_its_numbers(parameters, expected, tmp_path):
 
 
 @cases(
-    another_size=(
-        {"preset": "imagenet", "resize_shorter_px": "300"},
-        SQUARE(resize_shorter_px=300, **IMAGENET),
-    ),
-    mean_alone=(
-        {"preset": "imagenet", "mean": "1, 2, 3"},
-        SQUARE(resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
-    ),
-    scale=({"preset": "imagenet", "scale": "0.5"}, SQUARE(resize_shorter_px=256, std=(2.0,) * 3)),
+    another_size=(PRESET | {"resize_shorter_px": "300"}, SQUARE(resize_shorter_px=300, **IMAGENET)),
+    mean_alone=(PRESET | {"mean": "1, 2, 3"}, CENTER(mean=(1.0, 2.0, 3.0), std=IMAGENET["std"])),
+    scale=(PRESET | {"scale": "0.5"}, CENTER(std=(2.0,) * 3)),
     mean_and_std_for_scale=(
         {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
         SQUARE(resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
     ),
-    the_other_colour_order=(
-        {"preset": "imagenet", "color_order": "BGR"},
-        SQUARE(resize_shorter_px=256, color_order="BGR", **BGR),
-    ),
+    the_other_colour_order=(PRESET | {"color_order": "BGR"}, CENTER(color_order="BGR", **BGR)),
 )
 def test_given_parameter_replaces_the_presets(parameters, expected, tmp_path):
     assert settings(tmp_path, parameters).transform == expected
@@ -164,7 +157,7 @@ UINT8, FP16 = {"data_type": "TYPE_UINT8"}, {"data_type": "TYPE_FP16"}
     (EXACT | MEAN, UINT8, "mean contradicts an output of TYPE_UINT8, whose pixels are not normalised"),
     (EXACT | {"scale": "2"}, UINT8, "scale contradicts an output of"),
     (EXACT | {"scale": "1000"}, FP16, "expected pixels within FP16"),
-    ({"preset": "imagenet"}, {"dims": (3, 299, 299)}, "at least the output's 299 x 299, got 256"),
+    (PRESET, {"dims": (3, 299, 299)}, "at least the output's 299 x 299, got 256"),
     (EXACT, {"dims": (224, 224, 3)}, "dims [3, H, W] for layout NCHW, got [224, 224, 3]"),
     (EXACT | {"layout": "NHWC"}, {}, "dims [H, W, 3] for layout NHWC, got [3, 224, 224]"),
     (EXACT, {"dims": (3, -1, -1)}, "dims [3, H, W] for layout NCHW, got [3, -1, -1]"),
@@ -180,14 +173,13 @@ def test_mistake_fails_the_load(parameters, output, message, tmp_path):
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_there_is_one_output(tmp_path, count):
-    built = config(tmp_path, EXACT)
-    document = dict(built.document) | {"output": [OUTPUT] * count}
+    document = dict(config(tmp_path, EXACT).document) | {"output": [OUTPUT] * count}
 
     with pytest.raises(InvalidConfig, match=f"^model 'm': expected one output, got {count}$"):
         PreprocessSettings.from_config(ModelConfig.from_document(document, tmp_path, 1))
 
 
-NCHW = SQUARE(resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
+NCHW = CENTER(mean=(127.0,) * 3, std=(128.0,) * 3)
 NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")
 A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
 
@@ -280,9 +272,8 @@ def test_memory_of_a_large_image_is_returned(tmp_path):
     for name, side in (("small", 100), ("large", 5000)):
         Image.new("RGBA", (side, side)).save(tmp_path / f"{name}.png")
     words = [sys.executable, "-c", GROWTH, str(tmp_path / "small.png"), str(tmp_path / "large.png")]
-    environment = os.environ | KEEP_BUFFERS
 
-    grown = captured(words, env=environment, cwd=ROOT, check=True)
+    grown = captured(words, env=os.environ | KEEP_BUFFERS, cwd=ROOT, check=True)
 
     assert int(grown.stdout) < 64
 
@@ -313,8 +304,7 @@ def test_the_picture_has_the_pixels_of_the_image(layout, color_order, datatype):
 
 def limits(color_order: str) -> tuple:
     levels = PIXELS[:, :, :: -1 if color_order == "BGR" else 1].astype(np.float64)
-    both = np.stack([levels, 255 - levels])
-    values = (both - LEVELS["mean"]) / LEVELS["std"]
+    values = (np.stack([levels, 255 - levels]) - LEVELS["mean"]) / LEVELS["std"]
     return pytest.approx(values.min(), rel=1e-3), pytest.approx(values.max(), rel=1e-3)
 
 

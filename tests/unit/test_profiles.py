@@ -47,9 +47,8 @@ def test_every_model_of_the_base_is_in_the_profile(models):
 def test_tuning_continues_from_the_profile(models):
     tune(models, "classify_v1", command="nereid tune a", instances=3)
 
-    done = tune(models, "classify_v2", "tuned", command="nereid tune b", instances=1)
+    assert tune(models, "classify_v2", "tuned", command="nereid tune b", instances=1) == ["classify_v2"]
 
-    assert done == ["classify_v2"]
     served = repository.configs(models, "tuned")
     counts = {name: served[name]["instance_group"][0]["count"] for name in ("classify_v1", "classify_v2")}
     assert counts == {"classify_v1": 3, "classify_v2": 1}
@@ -91,8 +90,7 @@ def test_model_outside_the_profile_is_tuned_from_its_plain_config(models):
 
 
 def test_profile_of_a_user_is_not_replaced(models):
-    path = models / "imagenet_preprocess" / "configs" / "tuned.pbtxt"
-    path.write_text("# mine\n")
+    (models / "imagenet_preprocess" / "configs" / "tuned.pbtxt").write_text("# mine\n")
 
     with pytest.raises(OperationFailed, match="was not written by nereid tune; fix: rename that file"):
         tunable(models, "classify_v1", "cpu")

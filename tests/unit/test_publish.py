@@ -21,6 +21,8 @@ from nereid.models.publish import transaction
 from nereid.models.publish.actions import AddVariant, Install, LoadVersion, Policy, Warm
 from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
+from nereid.models.routes.change import change, reweighted
+from nereid.models.routes.target import find_route
 from nereid.repository.layout import Pin, configs, pins
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
@@ -105,8 +107,7 @@ def test_copy_of_a_pinned_model_keeps_comments_in_any_locale(repository):
 @pytest.fixture
 def small_disk(tmp_path):
     (folder := tmp_path / "disk").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False)
-    if mounted.returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode:
         pytest.skip("this machine does not allow mounts")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
@@ -231,9 +232,6 @@ def store_versions(repository: Path, *numbers: int) -> None:
 
 
 def set_weights(repository: Path, **given: float) -> None:
-    from nereid.models.routes.change import change, reweighted
-    from nereid.models.routes.target import find_route
-
     change(find_route(repository, ROUTE), reweighted(given), None, is_offline=True)
 
 
@@ -308,9 +306,8 @@ def test_files_from_before_are_not_removed(repository, tmp_path):
             (repository / "net_v2").mkdir()
             (repository / "net_v2" / "mine.txt").write_text("mine")
 
-    new = candidate(tmp_path, 2)
     with pytest.raises(OperationFailed, match=r"cannot install 'net_v2': '.*/net_v2' already exists"):
-        publish(repository, NET, new, None, publishing.OTHER_ANSWERS, report=intrude)
+        publish_number(repository, tmp_path, None, 2, report=intrude)
 
     assert (repository / "net_v2" / "mine.txt").read_text() == "mine"
     shutil.rmtree(repository / "net_v2")

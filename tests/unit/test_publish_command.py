@@ -50,8 +50,7 @@ def test_network_is_added(nereid, tmp_path):
     onnx.save(classifier(), tmp_path / "new.onnx")
 
     words = ("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet", "--profile", "cpu")
-    shown = nereid(*words, "--json")
-    document = json.loads(shown.stdout)
+    document = json.loads(nereid(*words, "--json").stdout)
     assert (document["labels"], document["can_batch"]) == ({"count": 0, "from": ""}, True)
     assert document["parameters"] == {"preset": "imagenet", "resize_shorter_px": "37"}
     assert document["form"].keys() == {"image", "outputs", "is_channels_last", "is_grey", "classes", "head"}
@@ -59,8 +58,7 @@ def test_network_is_added(nereid, tmp_path):
 
     done = nereid(*words, "--yes")
 
-    added = "small: in the repository (no server running)"
-    assert (done.exit_code, done.stdout.split(",")[0]) == (0, added)
+    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository (no server running)")
     assert "change         a softmax is appended to output 'logits', as 'probabilities'" in done.stderr
 
     (version,) = json.loads(nereid("versions", "small", "--json").stdout)["versions"]

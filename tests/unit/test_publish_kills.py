@@ -15,22 +15,14 @@ from nereid.base.errors import OperationFailed
 from nereid.models.publish import actions
 from nereid.models.publish.actions import Install
 from nereid.models.publish.add import AddRequest, add
-from nereid.models.publish.publisher import publish, retire
+from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
 from nereid.models.publish.transaction import locked_repository, opened_journal
 from nereid.models.routes.target import find_route, find_routes, read_state
 from nereid.server.run_dir import ServerRecord
+from tests import publishing
 from tests.fake_server import FakeServer, Killed, killed_at, running
-from tests.publishing import (
-    NET,
-    ONLY_FIRST,
-    OTHER_ANSWERS,
-    ROUTE,
-    candidate,
-    classifier,
-    contents,
-    store_published,
-)
+from tests.publishing import NET, ROUTE, contents
 from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.process
@@ -57,10 +49,8 @@ class Site:
 
 def state(repository: Path) -> tuple[dict[str, str], dict[str, float]]:
     route = read_state(find_route(repository, ROUTE)).route()
-    found = {
-        name: sha for name, sha in contents(repository).items() if not name.startswith(f"{ROUTE}.route.")
-    }
-    return found, {each.name: each.weight for each in route.variants}
+    kept = {name: sha for name, sha in contents(repository).items() if not name.startswith(f"{ROUTE}.route.")}
+    return kept, {each.name: each.weight for each in route.variants}
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +60,11 @@ def trees(tmp_path_factory) -> dict[str, Path]:
     In `replaced`, another network has replaced the added one.
     """
     base = tmp_path_factory.mktemp("trees")
-    store_published(base / "before" / "models", ONLY_FIRST)
+    publishing.store_published(base / "before" / "models", publishing.ONLY_FIRST)
     for name in ("published", "added"):
         shutil.copytree(base / "before", base / name)
-    publish(base / "published" / "models", NET, candidate(base, 2), None, OTHER_ANSWERS)
-    onnx.save(classifier(), base / "small.onnx")
+    publishing.publish_number(base / "published" / "models", base, None, 2)
+    onnx.save(publishing.classifier(), base / "small.onnx")
     add(base / "added" / "models", AddRequest(base / "small.onnx", "small", {"preset": "imagenet"}), None)
     shutil.copytree(base / "added", base / "replaced")
     onnx.save(UserNetwork().build(), base / "other.onnx")
@@ -89,8 +79,7 @@ def committed(before: Path, done: Path, folder: Path) -> Path:
     log = files.state_folder(folder / "models")
     shutil.copytree(files.state_folder(done / "models"), log, dirs_exist_ok=True)
     path = log / "journal.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:-1]))
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with opened_journal(folder / "models") as opened:
         operation = opened.steps.read()[-1].operation
     for action in operation.actions:

@@ -10,16 +10,11 @@ from nereid.backends.routing.observation import RouteQuality
 from nereid.base.contract import SCORES
 from nereid.tasks.classify.outputs import ClassificationOutputs
 from nereid.tasks.read.outputs import ReadingOutputs
-from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
 
 # Sums of 1,000 numbers in FP32.
 TOLERANCE = 2e-4
 LABELS = {"variant": "v1", "version": "2"}
-
-
-def output_signals(scores: np.ndarray) -> Signals | None:
-    return ClassificationOutputs().signals({SCORES: scores})
 
 
 def expected(row: np.ndarray) -> tuple[float, float, int]:
@@ -46,7 +41,7 @@ def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
     large_logits=np.float32([[900, -900], [0, 0]]),
 )
 def test_signals_are_those_of_the_formulas(scores):
-    found = output_signals(scores)
+    found = ClassificationOutputs().signals({SCORES: scores})
 
     rows = [expected(row) for row in scores]
     assert found.best == [row[2] for row in rows]
@@ -65,7 +60,7 @@ def test_signals_are_those_of_the_formulas(scores):
     empty=np.zeros((0, 5), np.float32),
 )
 def test_other_outputs_have_no_signals(scores):
-    assert output_signals(scores) is None
+    assert ClassificationOutputs().signals({SCORES: scores}) is None
 
 
 class Sink:
@@ -100,10 +95,8 @@ def test_each_task_reports_its_own_signals():
     quality = RouteQuality(sink := Sink(), ReadingOutputs())
     quality.use(frozenset({1}))
 
-    about = quality.observe(Response(np.float32([[0.5, 1.0]])), None, LABELS)
-
+    assert quality.observe(Response(np.float32([[0.5, 1.0]])), None, LABELS) == {"lines": 2}
     assert sink.added == [("confidence", 0.75, LABELS), ("found", 2, LABELS)]
-    assert about == {"lines": 2}
 
 
 def test_classes_outside_of_the_reference_are_other():
@@ -118,8 +111,7 @@ def test_classes_outside_of_the_reference_are_other():
 
 
 def test_best_class_of_the_first_image_is_returned():
-    scores = np.array([[0.1, 0.7, 0.2], [1, 0, 0]], np.float32)
-    response = Response(scores)
+    response = Response(np.array([[0.1, 0.7, 0.2], [1, 0, 0]], np.float32))
 
     for names, label in {("a", "b", "c"): "b", ("a",): "1"}.items():
         quality = RouteQuality(Sink(), ClassificationOutputs(class_names=names))

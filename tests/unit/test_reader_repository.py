@@ -14,7 +14,7 @@ from nereid.repository.check import check
 from nereid.repository.fitting import Machine, plan_instances
 from nereid.repository.layout import Pin, pins, readable_configs, steps_of, thread_budget, unused_models
 from tests.tables import cases
-from tests.unit.test_check import edit
+from tests.unit.test_check import edit, write
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}
 FINDERS = [("text_detect", 1), ("text_direction", 1)]
@@ -35,44 +35,39 @@ def test_default_repository_has_no_failures(repository):
     assert failures(repository) == ""
 
 
-def damage_fields(repository: Path) -> None:
-    (repository / "read_waybill_v1" / "waybill.json").write_text('{"fields": []}')
-
-
 RECOGNISER_OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -1 ] }\n'
 NETWORK_VERSION = '"network_version" value { string_value: "%d" }'
-FAILURES = {
-    "version": (
+
+
+@cases(
+    version=(
         edit(CPU, NETWORK_VERSION % 1, NETWORK_VERSION % 9),
         "names version 9 of 'text_recognise', which is not there",
     ),
-    "parameter": (edit(CPU, '"in_process"', '"here"'), "expected in_process or served, got 'here'"),
-    "unserved": (
+    parameter=(edit(CPU, '"in_process"', '"here"'), "expected in_process or served, got 'here'"),
+    unserved=(
         edit("text_detect/config.pbtxt", "{ all {} }", "{ specific { versions: [ 2 ] } }"),
         "version 1 of 'text_detect' is not served",
     ),
-    "swapped": (
+    swapped=(
         edit(PLAIN, 'string_value: "text_detect"', 'string_value: "text_direction"'),
         "inputs of 'text_direction': expected TYPE_FP32 [3, -1, -1], got ",
     ),
-    "output": (
+    output=(
         edit("text_recognise/config.pbtxt", RECOGNISER_OUTPUT, ""),
         "outputs of 'text_recognise': expected TYPE_INT64 [-1], TYPE_FP32 [-1], ",
     ),
-    "batches": (
+    batches=(
         edit("text_detect/config.pbtxt", "max_batch_size: 8", "max_batch_size: 0"),
         "expected max_batch_size 1 or more, got 0",
     ),
-    "profile": (
+    profile=(
         edit(CPU, 'string_value: "text_direction"', 'string_value: "text_detect"'),
         "expected version 1 of 'text_direction'",
     ),
-    "bad_fields": (damage_fields, "waybill.json': "),
-}
-
-
-@cases(("damage", "reason"), **FAILURES)
-def test_check_finds_what_prevents_a_load(repository, damage, reason):
+    bad_fields=(write("read_waybill_v1/waybill.json", '{"fields": []}'), "waybill.json': "),
+)
+def test_check_finds_what_prevents_a_load(damage, reason, repository):
     damage(repository)
 
     assert reason in failures(repository)

@@ -78,9 +78,8 @@ def test_fields_are_read():
     with serving(script) as url, Reader(url, "http", "read_waybill") as reader:
         found = reader.read(PHOTO)
 
-    corrected = (Correction(3, "O", "0"),)
     assert found.fields == (
-        Field("tracking_number", "RA123456785CN", 0.5, CORNERS, True, corrected),
+        Field("tracking_number", "RA123456785CN", 0.5, CORNERS, True, (Correction(3, "O", "0"),)),
         Field("weight", None, 0.0, None, None),
     )
     assert b'"name":"field"' in script.peers[0][1]

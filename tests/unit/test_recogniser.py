@@ -115,10 +115,8 @@ BARE = TestRecogniser(characters=())
     blank=(BARE, ("<blank>", *CHARACTERS), "line 1 of --labels, got '<blank>'; fix: remove that line"),
 )
 def test_file_that_does_not_fit_is_wrong_usage(recogniser, given, message):
-    model = recogniser.build()
-
     with pytest.raises(WrongUsage, match=message):
-        adapt(model, NetworkChoices(labels=given))
+        adapt(recogniser.build(), NetworkChoices(labels=given))
 
 
 def test_several_outputs_need_a_choice():
@@ -178,6 +176,5 @@ def test_old_file_with_weights_as_inputs_can_be_opened(tmp_path):
     adapt_file(tmp_path / "model.onnx", activation="softmax")
 
     onnx.checker.check_model(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    index, *_ = session.run(None, {"x": LINES})
+    index, *_ = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": LINES})
     assert index.tolist() == TestRecogniser().probabilities(LINES).argmax(2).tolist()

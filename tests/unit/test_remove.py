@@ -13,6 +13,7 @@ from nereid.repository.check import check
 from tests.fake_server import FakeServer, running
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, unchanged, write_route
 from tests.routes import variant
+from tests.tables import cases
 from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.process
@@ -22,10 +23,6 @@ pytestmark = pytest.mark.process
 def file(tmp_path):
     onnx.save(classifier(), tmp_path / "new.onnx")
     return tmp_path / "new.onnx"
-
-
-def staged(repository) -> set[str]:
-    return {path.name for path in files.state_folder(repository).iterdir()}
 
 
 def request(file, **more) -> AddRequest:
@@ -74,7 +71,7 @@ def test_refused_replacement_leaves_the_old_model(accepted, repository, file, ot
     assert contents(repository) == before
     assert (server.loaded, server.configs) == was
     assert read_state(find_route(repository, "small")).sha256 in server.page()
-    assert staged(repository) == {"journal.jsonl", "reserve"}
+    assert {path.name for path in files.state_folder(repository).iterdir()} == {"journal.jsonl", "reserve"}
 
 
 def test_refused_old_model_is_reported_after_a_refused_replacement(repository, file, other):
@@ -102,11 +99,13 @@ def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, fi
     assert remove(repository, "torn", None) == ("torn",)
 
 
-def test_model_that_another_one_needs_stays(repository):
-    message = f"cannot remove '{NET}': .* fix: remove or change that first"
-
+@cases(
+    of_another_model=(NET, f"cannot remove '{NET}': .* fix: remove or change that first"),
+    unknown=("nobody", r"has no model 'nobody', it has: net, .*"),
+)
+def test_model_that_cannot_be_removed_changes_nothing(name, message, repository):
     with unchanged(repository), pytest.raises(WrongUsage, match=message):
-        remove(repository, NET, None)
+        remove(repository, name, None)
 
 
 def test_pinned_model_of_another_route_stays(repository, file):
@@ -115,11 +114,6 @@ def test_pinned_model_of_another_route_stays(repository, file):
 
     with pytest.raises(WrongUsage, match=f"route '{ROUTE}' sends requests to 'small_v1'"):
         remove(repository, "small", None)
-
-
-def test_unknown_name_lists_the_known_ones(repository):
-    with pytest.raises(WrongUsage, match=r"has no model 'nobody', it has: net, .*"):
-        remove(repository, "nobody", None)
 
 
 def test_replacement(repository, file, other, tmp_path):
@@ -132,6 +126,6 @@ def test_replacement(repository, file, other, tmp_path):
 
     add(repository, request(other, is_replacing=True), None)
     assert not (repository / "small_v2").exists()
-    assert staged(repository) == {"journal.jsonl", "reserve"}
+    assert {path.name for path in files.state_folder(repository).iterdir()} == {"journal.jsonl", "reserve"}
     assert "dims: [ 3, 16, 16 ]" in (repository / "small_network" / "config.pbtxt").read_text()
     assert [each for each in check(repository) if each.verdict == "fail"] == []

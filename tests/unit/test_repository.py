@@ -9,17 +9,14 @@ from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_cores
 from nereid.repository import layout
 from nereid.repository.layout import Threads, configs, thread_budget
+from tests.networks import parameter
 from tests.tables import cases
 
-INTRA = 'parameters { key: "intra_op_thread_count" value { string_value: "%d" } }'
+INTRA = parameter("intra_op_thread_count", "%d")
 NETWORK = 'backend: "onnxruntime" instance_group { kind: KIND_CPU count: 2 } ' + INTRA % 3
-FUSED = (
-    'backend: "fused" instance_group { kind: KIND_CPU count: 4 }'
-    ' parameters { key: "preprocess" value { string_value: "pre" } }'
-    ' parameters { key: "preprocess_version" value { string_value: "2" } }'
-    ' parameters { key: "network" value { string_value: "net" } }'
-    ' parameters { key: "network_version" value { string_value: "1" } }'
-)
+PARTS = {"preprocess": "pre", "preprocess_version": 2, "network": "net", "network_version": 1}
+FUSED = 'backend: "fused" instance_group { kind: KIND_CPU count: 4 }\n'
+FUSED += "".join(parameter(*each) for each in PARTS.items())
 
 
 def ensemble(*models: str) -> str:
@@ -29,7 +26,10 @@ def ensemble(*models: str) -> str:
 
 @pytest.fixture
 def make(tmp_path):
-    """Write a repository: `net=` is net/config.pbtxt (None: no config), `net__cpu=` net/configs/cpu.pbtxt."""
+    """Write a repository: `net=` is net/config.pbtxt, or None for a network without a config.
+
+    `net__cpu=` is net/configs/cpu.pbtxt.
+    """
 
     def repository(**files: str | None) -> Path:
         for name, content in files.items():
@@ -37,9 +37,9 @@ def make(tmp_path):
             folder = tmp_path / model
             (folder / "1").mkdir(parents=True, exist_ok=True)
             (folder / "configs").mkdir(exist_ok=True)
-            path = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
-            if content is not None:
-                path.write_text(content)
+            config = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
+            path = folder / "1" / "model.onnx" if content is None else config
+            path.write_text(content or "")
         return tmp_path
 
     return repository
@@ -52,18 +52,15 @@ def test_profile_replaces_the_plain_config(make):
     assert configs(repository) == configs(repository, "other") == {"a": {"name": "a"}, "b": {"name": "b"}}
 
 
-STEPS = {"pre": "", "net": ""}
+STEPS = {"e": ensemble("pre", "net"), "pre": "", "net": ""}
 
 
 @cases(
-    ensemble_in_every_profile=({"e": ensemble("pre", "net"), **STEPS}, set()),
-    replaced_ensemble=({"e": ensemble("pre", "net"), "e__cpu": FUSED, **STEPS}, {"pre", "net"}),
-    step_of_another_ensemble=(
-        {"e": ensemble("pre", "net"), "e__cpu": FUSED, "other": ensemble("pre"), **STEPS},
-        {"net"},
-    ),
-    shorter_ensemble=({"e": ensemble("pre", "net"), "e__cpu": ensemble("net"), **STEPS}, set()),
-    replaced_in_another_profile=({"e": ensemble("pre", "net"), "e__gpu": FUSED, **STEPS}, set()),
+    ensemble_in_every_profile=(STEPS, set()),
+    replaced_ensemble=(STEPS | {"e__cpu": FUSED}, {"pre", "net"}),
+    step_of_another_ensemble=(STEPS | {"e__cpu": FUSED, "other": ensemble("pre")}, {"net"}),
+    shorter_ensemble=(STEPS | {"e__cpu": ensemble("net")}, set()),
+    replaced_in_another_profile=(STEPS | {"e__gpu": FUSED}, set()),
     ensemble_in_this_profile_only=({"e": NETWORK, "e__cpu": ensemble("net"), "net": ""}, set()),
     step_without_a_config=({"e": ensemble("bare"), "e__cpu": FUSED, "bare": None}, {"bare"}),
 )
@@ -80,18 +77,11 @@ def test_hidden_models_are_steps_of_replaced_ensembles(files, hidden, make):
     fused_and_its_network=({"a": FUSED, "net": NETWORK}, [Threads("a", 4, 3), Threads("net", 2, 3)]),
     fused_only=({"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK}, [Threads("e", 4, 3)]),
     profile=({"net": NETWORK, "net__cpu": NETWORK.replace("3", "9")}, [Threads("net", 2, 9)]),
+    # A file `model.onnx` is enough for Triton, which makes two instances of it that share the cores.
+    no_config=({"bare": None}, [Threads("bare", 2, max(1, available_cores() // 2))]),
 )
 def test_budget_counts_every_model_that_runs_a_network(files, budget, make):
     assert thread_budget(make(**files), "cpu") == budget
-
-
-def test_model_without_a_config_counts(make):
-    """A file `model.onnx` is enough for Triton, which makes two instances of it that share the cores."""
-    repository = make()
-    (repository / "bare" / "1").mkdir(parents=True)
-    (repository / "bare" / "1" / "model.onnx").touch()
-
-    assert thread_budget(repository, "cpu") == [Threads("bare", 2, max(1, available_cores() // 2))]
 
 
 @cases(

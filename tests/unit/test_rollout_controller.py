@@ -68,6 +68,10 @@ class Simulation(Rollouts):
                 return self.state
         raise AssertionError(f"none of {phases}: {self.state}, {self.log}")
 
+    def start_measuring(self, **changed) -> None:
+        self.start(**changed)
+        self.run("measuring")
+
     def answer(self, requests: int) -> None:
         """Count requests on the page, by weight; an open breaker gives those of its variant to the other."""
         route = read_state(self.location).route()
@@ -139,8 +143,7 @@ SHADOW = ["shadow", 50, 100]
 def test_bad_candidate_loses_the_traffic(behaviour, steps, reason, rollout):
     """It stays loaded. One that a shadow finds never has a weight, and its shadow is removed."""
     rollout.behaviour["new"] = behaviour
-    rollout.start(steps=steps, max_slow_increase=0.2)
-    rollout.run("measuring")
+    rollout.start_measuring(steps=steps, max_slow_increase=0.2)
     assert rollout.weights()["new"] == (0 if steps == SHADOW else 10)
 
     state = rollout.run("ended", "paused")
@@ -154,8 +157,7 @@ def test_bad_candidate_loses_the_traffic(behaviour, steps, reason, rollout):
 def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout):
     """What it answers for the control counts for neither: the step pauses, and its repetition decides."""
     use(rollout.server.repository, before(fallbacks=["new"]))
-    rollout.start(hold_s=8)
-    rollout.run("measuring")
+    rollout.start_measuring(hold_s=8)
     rollout.behaviour["old"].breaker = 2
     rollout.look(7)
     rollout.behaviour["old"].breaker = 0
@@ -212,8 +214,7 @@ def test_inconclusive_step_can_roll_back(rollout, tmp_path):
 
 def test_edited_route_pauses_and_names_the_edit(rollout):
     """The controller never overwrites somebody else's change before a person resumes."""
-    rollout.start()
-    rollout.run("measuring")
+    rollout.start_measuring()
     change(rollout.location, reweighted({"new": 33}), RunningServer(rollout.record))
 
     state = rollout.run("paused")
@@ -247,8 +248,7 @@ def test_order_just_before_a_change_counts(rollout, tmp_path):
 
 def test_order_in_the_moment_of_a_decision_counts(rollout):
     """Here the page itself is late: a person pauses while the controller reads the one that decides."""
-    rollout.start()
-    rollout.run("measuring")
+    rollout.start_measuring()
     rollout.look(4)
     rollout.behaviour["new"].errors, page = 1.0, rollout.server.page
 
@@ -277,8 +277,7 @@ def test_hooks_run_and_a_failing_one_pauses(rollout, tmp_path):
 
 def test_abort_works_without_a_controller_and_only_once(rollout):
     """The command itself withdraws the candidate; a second one does not end a rollback that is under way."""
-    rollout.start()
-    rollout.run("measuring")
+    rollout.start_measuring()
     orders.order(rollout.location, "abort", "second thoughts")
 
     refused = rollout.nereid("abort")
@@ -287,16 +286,14 @@ def test_abort_works_without_a_controller_and_only_once(rollout):
     orders.finish(rollout.location, lambda: rollout.record, print)
     assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
 
-    rollout.start()
-    rollout.run("measuring")
+    rollout.start_measuring()
     assert rollout.nereid("abort").exit_code == 0
     assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
     assert rollout.nereid("abort").exit_code == 1
 
 
 def test_withdrawal_is_written_without_a_server(rollout):
-    rollout.start()
-    rollout.run("measuring")
+    rollout.start_measuring()
     orders.order(rollout.location, "abort")
     rollout.is_up = False
 
@@ -307,8 +304,7 @@ def test_withdrawal_is_written_without_a_server(rollout):
 
 def test_restarted_server_continues_the_rollout(rollout):
     """Counters begin anew, and no request is counted twice: the controller waits, and goes on."""
-    rollout.start(hold_s=20)
-    rollout.run("measuring")
+    rollout.start_measuring(hold_s=20)
     rollout.look(6)
     counted = rollout.state.look.events["error"][0].requests
     rollout.is_up = False
@@ -328,11 +324,10 @@ def test_plan_measures_the_traffic(rollout):
     plan = rollout.plan(steps=["shadow", 25, 100])
     rollout.answer(REQUESTS)
     busy = forecast(rollout, plan, REQUESTS)
-    idle = forecast(rollout, plan, 0)
 
     assert [each.step for each in busy] == ["shadow", "25 %", "100 %"]
     assert all(each.requests >= 50 and each.seconds >= 5 for each in busy)
-    assert (busy[1].what, {each.seconds for each in idle}) == ("error", {float("inf")})
+    assert (busy[1].what, {each.seconds for each in forecast(rollout, plan, 0)}) == ("error", {float("inf")})
 
 
 def forecast(rollout, plan, requests: int):
@@ -376,8 +371,7 @@ def test_killed_controller_is_continued(errors, result, notes, rollout):
 
         assert (rollout.state.phase, rollout.state.result) == ("ended", result), kills
         assert rollout.weights() == {"old": 100 * (not promoted), "new": 100 * promoted}
-        served = RunningServer(rollout.record).served(ROUTE)
-        assert served.sha256s == {read_state(rollout.location).sha256}
+        assert RunningServer(rollout.record).served(ROUTE).sha256s == {read_state(rollout.location).sha256}
         # Each change is in the history once, or is first seen by the next one after a kill.
         seen = Counter(entry.note for entry in read_state(rollout.location).all_entries)
         assert max(seen[note] for note in notes) == 1, (kills, seen)

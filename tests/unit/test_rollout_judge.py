@@ -31,12 +31,11 @@ def test_capital_does_not_grow_on_average_at_the_edge_of_the_hypothesis(share, m
     theirs = round(ours * (1 - share) / share)
     for base in (0.03, 0.2, 0.6):
         expected = 0.0
-        for mine in range(ours + 1):
-            for other in range(theirs + 1):
-                evidence = Evidence(margin, against_smaller)
-                evidence.add(Tally(ours, mine), Tally(theirs, other))
-                chance = stats.binom.pmf(mine, ours, base + margin) * stats.binom.pmf(other, theirs, base)
-                expected += chance * math.exp(evidence.log_capital)
+        for mine, other in itertools.product(range(ours + 1), range(theirs + 1)):
+            evidence = Evidence(margin, against_smaller)
+            evidence.add(Tally(ours, mine), Tally(theirs, other))
+            chance = stats.binom.pmf(mine, ours, base + margin) * stats.binom.pmf(other, theirs, base)
+            expected += chance * math.exp(evidence.log_capital)
         assert expected <= 1 + 1e-9
 
 

@@ -78,18 +78,14 @@ def test_steps_are_read_from_words():
 def test_control_is_the_only_other_variant_with_traffic(variants, message):
     """Otherwise the comparison would have no meaning."""
     found = table(*(variant(name, f"net_{name}", weight) for name, weight in variants))
-    if message:
-        with pytest.raises(WrongUsage, match=message):
-            compared(found, "new")
-    else:
+    with pytest.raises(WrongUsage, match=message) if message else contextlib.nullcontext():
         assert compared(found, "new") == PAIR
 
 
 def test_steps_up_to_the_present_share_are_left_out():
     """A candidate with 10 % never goes back to 1 %, so no sticky key moves back."""
     made = plan.make_plan(candidate="new", steps=["shadow", 1, 5, 25, 100])
-    shares = {0: 0, 4: 2, 5: 3, 10: 3, 25: 4}
-    for weight, step in shares.items():
+    for weight, step in {0: 0, 4: 2, 5: 3, 10: 3, 25: 4}.items():
         found = table(variant("old", "net_old", 100 - weight), variant("new", "net_new", weight))
         assert first_step(found.route, made) == step
     with pytest.raises(WrongUsage, match="all traffic"):

@@ -22,6 +22,7 @@ from nereid.models.routes.target import find_route, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import killed_at
+from tests.publishing import contents, unchanged
 from tests.tables import cases
 
 CONFIG = """backend: "ab_router"
@@ -66,21 +67,14 @@ def rows(shown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_show_prints_the_whole_route(nereid, repository):
-    rules = {"x-route-tenant": ["acme", "[red]zoo"]}
     shadow = {"name": "dark", "model": "second", "version": 3, "percent": 2.5}
-    variants = [V1, V2 | {"headers": rules}]
+    variants = [V1, V2 | {"headers": {"x-route-tenant": ["acme", "[red]zoo"]}}]
     text = json.dumps(ROUTE | {"variants": variants, "shadows": [shadow], "generation": 7})
     path = repository / FILE
     path.write_text(text)
 
-    output = json.loads(nereid("show", "--json").stdout)
-
-    assert output == {
+    assert json.loads(nereid("show", "--json").stdout) == {
         "route": "classify",
         "file": str(path),
         "sha256": sha256(path.read_bytes()).hexdigest(),
@@ -101,8 +95,7 @@ def test_weights_are_set_and_recorded(nereid, repository):
     assert done.stdout == ("classify: generation 1, v1 69.849 %, v2 30.151 %, written without a server\n")
     expected = ROUTE | {"variants": [V1 | {"weight": 69.5}, V2 | {"weight": 30}], "generation": 1}
     assert (done.exit_code, document(repository)) == (0, expected)
-    recorded = json.loads(nereid("history", "--json").stdout)
-    assert [entry["route"] for entry in recorded] == [expected, ROUTE]
+    assert [entry["route"] for entry in json.loads(nereid("history", "--json").stdout)] == [expected, ROUTE]
     assert notes(nereid) == [(1, "set"), (0, "first seen")]
     written = json.loads((repository / HISTORY).read_text().splitlines()[-1])
     assert list(written) == ["time", "user", "generation", "sha256", "note", "route", "crc32"]
@@ -130,12 +123,11 @@ def test_whole_route_is_set_with_any_generation(nereid, repository, tmp_path, so
 
 @pytest.mark.parametrize("words", [["set", "v1=90.0", "v2=1e1"], ["set", "--file", "-"], ["revert", "0"]])
 def test_no_change_writes_nothing(nereid, repository, words):
-    before = files(repository)
+    with unchanged(repository):
+        done = nereid(*words, stdin=json.dumps(ROUTE | {"generation": 5}))
 
-    done = nereid(*words, stdin=json.dumps(ROUTE | {"generation": 5}))
-
+    assert done.exit_code == 0
     assert done.stdout == "classify: nothing to change, generation 0, v1 90 %, v2 10 %\n"
-    assert (done.exit_code, files(repository)) == (0, before)
 
 
 WRONG_USAGE = {
@@ -176,13 +168,11 @@ FAILED = {
 
 @cases(("code", "words", "stdin", "message"), **FAILED)
 def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words, stdin, message):
-    before = files(repository)
+    with unchanged(repository):
+        done = nereid(*words, stdin=stdin)
 
-    done = nereid(*words, stdin=stdin)
-
-    assert done.exit_code == code
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert done.stderr.startswith("error: " + message.format(repository=repository))
-    assert (done.stdout, done.stderr.count("\n"), files(repository)) == ("", 1, before)
 
 
 @cases(
@@ -208,8 +198,7 @@ def test_unusable_file_is_named(make, words, message, nereid, repository):
 @cases("broken", cut=b"{", bytes=b"\xff\xfe", other=b'{"variants": []}', deep=b"[" * 100_000)
 def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
     nereid("set", "v1=50", "--offline")
-    path = repository / FILE
-    path.write_bytes(broken)
+    (repository / FILE).write_bytes(broken)
 
     failed = nereid("set", "v1=1", "--offline")
     done = nereid("revert", "--offline")
@@ -357,10 +346,9 @@ def test_choice_is_explained(words, variant, why, nereid, repository):
     (repository / FILE).write_text(json.dumps(RULED))
 
     output = json.loads(nereid("explain", *words, "--json").stdout)
-    shown = nereid("explain", *words).stdout
 
     assert (output["variant"], output["why"].startswith(why)) == (variant, True)
-    assert shown.startswith(output["why"])
+    assert nereid("explain", *words).stdout.startswith(output["why"])
     assert output["ignored"] == (["cookie"] if "cookie=v2" in words else [])
     assert output["shares"] == ({} if variant else {"v1": 0.9, "v2": 0.1})
 
@@ -440,15 +428,13 @@ def test_route_is_served_when_every_instance_has_it(in_use, status):
 
 
 def test_change_needs_ready_models(repository):
-    before = files(repository)
+    before = contents(repository)
     server = FakeServer(not_ready=frozenset({"second"}))
 
     with pytest.raises(InvalidConfig, match=r"^'v2' names version 3 of 'second': not ready$"):
         change(find_route(repository), reweighted({"v1": 30}), server)
     assert server.checked == [("first", 1), ("second", 3)]
-
-    history = repository / HISTORY
-    assert files(repository) == before | {str(history): b""}
+    assert contents(repository) == before | {HISTORY: sha256(b"").hexdigest()}
 
 
 @cases(

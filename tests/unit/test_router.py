@@ -25,9 +25,8 @@ from tests.tables import cases
 CAT, DOG = np.array([[0.9, 0.1]], np.float32), np.array([[0.2, 0.8]], np.float32)
 V1 = Variant("v1", "m1", 1, 1)
 V2 = Variant("v2", "m2", 1, 1, deadline_ms=1000)
-DARK = Shadow("dark", "m3", 1, 100)
 ROUTE = Route((V1, V2), "v1", Salts("a", "b"))
-WITH_SHADOW = replace(ROUTE, shadows=(DARK,))
+WITH_SHADOW = replace(ROUTE, shadows=(Shadow("dark", "m3", 1, 100),))
 TO_V1, TO_V2 = {"x-variant": "v1"}, {"x-variant": "v2"}
 # Keys that are assigned to one variant each, so that tests need no chance.
 KEY_V1, KEY_V2 = {"x-route-key": "a"}, {"x-route-key": "b"}
@@ -574,18 +573,15 @@ def test_shadow_is_compared(ours, theirs, outcome):
 
     assert world.count("shadow_requests_total", shadow="dark", outcome=outcome) == 1
     assert world.count("shadow_requests_total") == 1
-    compared = 0 if outcome == "failed" else 1
     for name in ("shadow_score_distance", "shadow_duration_seconds", "shadowed_duration_seconds"):
-        assert world.count(name, shadow="dark") == compared
+        assert world.count(name, shadow="dark") == (outcome != "failed")
 
 
 def test_failing_shadow_is_logged_once():
     world = World(WITH_SHADOW)
     world.fail("m3", errors.Unavailable("gone"))
 
-    outcomes = {world.send(KEY_V1).outcome for _ in range(20)}
-
-    assert outcomes == {("v1", "11", "route-key")}
+    assert {world.send(KEY_V1).outcome for _ in range(20)} == {("v1", "11", "route-key")}
     assert world.log == ["shadow 'dark' failed: unavailable: gone"]
     assert world.count("shadow_requests_total", outcome="failed") == 20
 

@@ -20,7 +20,7 @@ from nereid.backends.routing.route_file import RouteWatch, check_ready, path_of,
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, InvalidRequest
-from tests.routes import publish_config
+from tests import routes
 from tests.tables import cases
 
 V1 = Variant("v1", "classify_v1", 1, 90)
@@ -33,8 +33,6 @@ SHADOW = assignment.Shadow("dark", "classify_v2", 1, 30)
 ONE = {"name": "v1", "model": "classify_v1", "version": 1, "weight": 1}
 SALTED = {"variants": [ONE], "default": "v1", "salts": {"variants": "a", "shadows": "b"}}
 weights = st.floats(0.01, 1000)
-# Each example hashes thousands of keys, so a deadline would only measure the machine.
-few = settings(max_examples=30)
 
 
 def route(*variants: Variant, **fields) -> Route:
@@ -50,19 +48,16 @@ def raised(variant: Variant, weight: float) -> Variant:
 
 
 @cases(
-    variant_first=(
-        {"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"},
-        VariantChoice(V2, "variant"),
-    ),
-    any_case=({"X-Variant": "v2"}, VariantChoice(V2, "variant")),
-    then_version=({"x-model-version": "2", "x-route-key": "k"}, VariantChoice(V2, "version")),
-    version_as_number=({"x-model-version": 2}, VariantChoice(V2, "version")),
-    then_key=({"x-route-key": "k"}, VariantChoice(assign(route(V1, V2), "k"), "route-key")),
-    empty_key=({"x-variant": "", "x-model-version": "", "x-route-key": ""}, VariantChoice(V1, "weight")),
-    other=({"other": "x"}, VariantChoice(V1, "weight")),
+    variant_first=({"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"}, V2, "variant"),
+    any_case=({"X-Variant": "v2"}, V2, "variant"),
+    then_version=({"x-model-version": "2", "x-route-key": "k"}, V2, "version"),
+    version_as_number=({"x-model-version": 2}, V2, "version"),
+    then_key=({"x-route-key": "k"}, assign(route(V1, V2), "k"), "route-key"),
+    empty_key=({"x-variant": "", "x-model-version": "", "x-route-key": ""}, V1, "weight"),
+    other=({"other": "x"}, V1, "weight"),
 )
-def test_precedence(parameters, expected):
-    assert choose(table(V1, V2), parameters, unit=0.0) == expected
+def test_precedence(parameters, chosen, reason):
+    assert choose(table(V1, V2), parameters, unit=0.0) == VariantChoice(chosen, reason)
 
 
 @cases(
@@ -114,7 +109,7 @@ def test_weight_zero_is_never_chosen():
     assert chosen == assigned == {"v2"}
 
 
-@few
+@settings(max_examples=30)  # each hashes thousands of keys
 @given(drawn=st.lists(weights, min_size=2, max_size=5), index=st.integers(0, 4), factor=st.floats(1.1, 50))
 def test_keys_share_by_weight_and_a_raised_weight_only_adds_callers(drawn, index, factor):
     """Keys spread by the weights of 2 to 5 variants; 0.04 is five standard deviations of 4,000 keys."""
@@ -204,14 +199,7 @@ def test_wrong_route_is_rejected(text, message):
         assignment.parse_route(text)
 
 
-ROUTE = {
-    "variants": [
-        {"name": "v1", "model": "net", "version": 1, "weight": 9},
-        {"name": "v2", "model": "pinned", "version": 1, "weight": 1},
-    ],
-    "default": "v1",
-    "salts": {"variants": "a", "shadows": "b"},
-}
+ROUTE = routes.document(routes.variant("v1", "net", 9), routes.variant("v2", "pinned", 1))
 DARK = {"name": "dark", "model": "net", "version": 2, "percent": 1}
 STEP = 'model_name: "net" model_version: 2 output_map { key: "y" value: "scores" }'
 PINNED = f"ensemble_scheduling {{ step {{ {STEP} }} }}"
@@ -281,10 +269,9 @@ def test_variants_tensors_must_be_those_of_the_route(text, message, tmp_path):
     added = 'output { name: "variant" data_type: TYPE_STRING dims: [ 1 ] }'
     (tmp_path / "r" / "config.pbtxt").write_text(f'backend: "ab_router" {NET % 3} {added}')
     config = ModelConfig.from_file(tmp_path / "r", 1)
-    route = write(ROUTE | {"variants": ROUTE["variants"][:1]})
 
     with pytest.raises(InvalidConfig, match=message) if message else nullcontext():
-        read_table(config, route)
+        read_table(config, write(ROUTE | {"variants": ROUTE["variants"][:1]}))
 
 
 @cases(
@@ -317,10 +304,10 @@ def test_swapped_link_is_read(config):
     """Kubernetes mounts a ConfigMap as links, and swaps the link to the folder."""
     path = path_of(config)
     path.unlink()
-    publish_config(path, ROUTE)
+    routes.publish_config(path, ROUTE)
     watch = RouteWatch(config, lambda model, version: True)
 
-    publish_config(path, ROUTE | {"generation": 1})
+    routes.publish_config(path, ROUTE | {"generation": 1})
 
     assert watch.poll().route.generation == 1
 

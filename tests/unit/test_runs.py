@@ -1,6 +1,7 @@
 """Runs of a network: at load, their threads, kinds of failures, and buffers that are bound once."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,10 @@ from nereid.vision.inference.io_binding import CudaGraphRuns
 from nereid.vision.inference.run_sizes import ThreadCounts, thread_counts, warm_batch_sizes
 from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, CUDADriverError, CUDARuntimeError, fragile
-from tests.networks import ONE_INSTANCE, identity, store, tensor, written
+from tests.networks import ONE_INSTANCE, identity, parameter, store, tensor, written
 from tests.tables import cases
 
-
-def warming(sizes: str) -> str:
-    return f'parameters {{ key: "nereid.warm_batch_sizes" value {{ string_value: "{sizes}" }} }}\n'
+warming = partial(parameter, "nereid.warm_batch_sizes")
 
 
 def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
@@ -109,10 +108,9 @@ def test_thread_counts(parameters, instances, kind, expected):
     assert thread_counts(parameters, instances, kind) == expected
 
 
-@pytest.mark.parametrize("instances", [0, 1, 2, 3])
-def test_instances_share_the_cores(instances):
-    shares = {0: 1.0, 1: 1.0, 2: 0.5, 3: 1 / 3}
-    expected = max(1, int(available_cores() * shares[instances] + 1e-9))
+@pytest.mark.parametrize(("instances", "share"), [(0, 1.0), (1, 1.0), (2, 0.5), (3, 1 / 3)])
+def test_instances_share_the_cores(instances, share):
+    expected = max(1, int(available_cores() * share + 1e-9))
 
     assert thread_counts({}, instances) == ThreadCounts(expected, 0)
 

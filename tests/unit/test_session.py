@@ -52,18 +52,9 @@ def double() -> ModelProto:
     return written(f"{io} {{ y = Add(x, x) sums = ReduceSum(x, axes) }}")
 
 
-def pick() -> ModelProto:
-    """Build y = table[x] of a table of four, which a request with another index than -4..3 fails."""
-    table = np.array([10, 20, 30, 40], np.float32)
-    return written("(int64[N,1] x) => (float[N,1] y) { y = Gather(table, x) }", table=table)
-
-
 @pytest.fixture
 def open_model(tmp_path):
-    def make(model: ModelProto, text: str, **options) -> Session:
-        return Session.from_config(stored(tmp_path, model, text), **options)
-
-    return make
+    return lambda model, text, **options: Session.from_config(stored(tmp_path, model, text), **options)
 
 
 def stored(repository: Path, model: ModelProto, text: str = "", **options) -> ModelConfig:
@@ -89,11 +80,10 @@ def texts(*values: str | bytes) -> np.ndarray:
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2, 3])
 @pytest.mark.parametrize("sizes", [[], [0], [5], [1, 1, 1, 1], [2, 3, 1, 2], [8]], ids=str)
 def test_every_request_gets_its_own_rows_of_its_requested_outputs(open_model, run_batch_size, sizes):
-    session = open_model(double(), bounded(run_batch_size))
     requests = [{"x": np.random.default_rng(i).random((n, 3), np.float32)} for i, n in enumerate(sizes)]
     wanted = [["y", "sums"], ["sums"], [], ["y"]][: len(sizes)]
 
-    answers = session.run_requests(requests, wanted)
+    answers = open_model(double(), bounded(run_batch_size)).run_requests(requests, wanted)
 
     for request, names, answer in zip(requests, wanted, answers, strict=True):
         x = request["x"]
@@ -123,8 +113,9 @@ def test_runs_are_bounded_and_reported(run_batch_size, sizes, runs, open_model):
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
 def test_failure_hits_only_the_request_at_fault(open_model, run_batch_size):
     """Only the rows of successful runs are reported, so a failure does not look like a fast network."""
-    text = PICKED + parameter("nereid.run_batch_size", run_batch_size)
-    session, ran = counted(open_model, pick(), text)
+    table = np.array([10, 20, 30, 40], np.float32)
+    pick = written("(int64[N,1] x) => (float[N,1] y) { y = Gather(table, x) }", table=table)
+    session, ran = counted(open_model, pick, PICKED + parameter("nereid.run_batch_size", run_batch_size))
     requests = [{"x": np.array(rows)} for rows in ([[0], [3]], [[9]], [[1]])]
 
     first, bad, last = session.run_requests(requests, [["y"]] * 3)
@@ -142,22 +133,16 @@ def test_requests_without_batches_run_one_by_one(open_model):
     session, ran = counted(open_model, identity("INT64", ["N"]), config)
     requests = [{"x": np.arange(n)} for n in (9, 0, 2)]
 
-    answers = session.run_requests(requests, [["y"]] * 3)
-
-    for request, answer in zip(requests, answers, strict=True):
+    for request, answer in zip(requests, session.run_requests(requests, [["y"]] * 3), strict=True):
         assert_same(answer, {"y": request["x"]})
     assert ran == [1, 1, 1]
 
 
 @pytest.mark.parametrize("run_batch_size", [0, 1])
 def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
-    config = (
-        BATCHES
-        + tensor("input", "x", "STRING", [1])
-        + tensor("output", "y", "STRING", [1])
-        + parameter("nereid.run_batch_size", str(run_batch_size))
-    )
-    session = open_model(identity("STRING", ["N", 1]), config)
+    io = tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
+    bound = parameter("nereid.run_batch_size", run_batch_size)
+    session = open_model(identity("STRING", ["N", 1]), BATCHES + io + bound)
     requests = [{"x": texts(b"", b"a\0b", b"\0")}, {"x": texts("naïve 日本".encode(), b"ends in \0")}]
 
     first, last = session.run_requests(requests, [["y"]] * 2)
@@ -166,8 +151,7 @@ def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
     assert_same(last, {"y": texts("naïve 日本", "ends in \0")})
 
 
-@pytest.fixture
-def open_ragged(open_model):
+def open_ragged(open_model, run_batch_size: int) -> Session:
     """Open a network that takes all of a batch's `x` in a row, and where each request ends in it."""
     io = "(float[?] x, float[requests] n) => (float[?,?] y, float[requests,1] ends)"
     nodes = "row = Unsqueeze(x, zero) ends = Unsqueeze(n, one) shape = Shape(ends) y = Expand(row, shape)"
@@ -180,12 +164,7 @@ def open_ragged(open_model):
         + 'batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT source_input: "x" '
         + 'target_name: "n" data_type: TYPE_FP32 }'
     )
-
-    def make(run_batch_size: int, **options) -> Session:
-        bound = parameter("nereid.run_batch_size", str(run_batch_size))
-        return open_model(model, config + bound, **options)
-
-    return make
+    return open_model(model, config + parameter("nereid.run_batch_size", run_batch_size))
 
 
 @cases(
@@ -193,11 +172,10 @@ def open_ragged(open_model):
     apart=(1, [[[1, 2]], [[3]]], [([[1, 2]], [[2]]), ([[3]], [[1]])]),
     longer_than_a_run=(1, [[[1], [2]]], [([[1, 2]], [[2]])]),
 )
-def test_ragged_requests_are_joined_flat_and_never_divided(run_batch_size, requests, answers, open_ragged):
-    session = open_ragged(run_batch_size)
+def test_ragged_requests_are_joined_flat_and_never_divided(run_batch_size, requests, answers, open_model):
     arrays = [{"x": np.array(x, np.float32)} for x in requests]
 
-    outcomes = session.run_requests(arrays, [["y", "ends"]] * len(arrays))
+    outcomes = open_ragged(open_model, run_batch_size).run_requests(arrays, [["y", "ends"]] * len(arrays))
 
     for outcome, (y, ends) in zip(outcomes, answers, strict=True):
         assert_same(outcome, {"y": np.array(y, np.float32), "ends": np.array(ends, np.float32)})
@@ -208,9 +186,7 @@ def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
     session = open_model(written(text, first=np.array([True])), BATCHES + X + Y)
     requests = [{"x": np.full((1, 3), n, np.float32)} for n in (1, 2)]
 
-    answers = session.run_requests(requests, [["y"]] * 2)
-
-    for request, answer in zip(requests, answers, strict=True):
+    for request, answer in zip(requests, session.run_requests(requests, [["y"]] * 2), strict=True):
         assert_same(answer, {"y": request["x"]})
 
 
@@ -222,11 +198,11 @@ def without_cuda():
 
 def test_gpu_that_triton_chose_is_replaced_by_the_cpu(tmp_path, without_cuda):
     """KIND_AUTO is served on the CPU if ONNX Runtime does not support the GPU."""
-    config = replace(
-        stored(tmp_path, double(), BATCHES.replace("KIND_CPU", "KIND_AUTO") + X + Y), device_kind="GPU"
-    )
+    config = stored(tmp_path, double(), BATCHES.replace("KIND_CPU", "KIND_AUTO") + X + Y)
 
-    assert Session.from_config(config).provider == "CPUExecutionProvider"
+    session = Session.from_config(replace(config, device_kind="GPU"))
+
+    assert session.provider == "CPUExecutionProvider"
 
 
 @pytest.mark.parametrize("profile", ["", "gpu"], ids=["plain config", "profile"])

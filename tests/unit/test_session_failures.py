@@ -27,16 +27,19 @@ ONE_THREAD = 'parameters { key: "intra_op_thread_count" value { string_value: "1
 
 @pytest.fixture
 def store_wide(tmp_path):
-    def store_with(parameters: str):
-        config = f"max_batch_size: {ROWS}\n" + WIDE_IO + ONE_INSTANCE + ONE_THREAD + parameters
-        return store(tmp_path, "wide", wide(ROW_MEBIBYTES), config).parents[1]
-
-    return store_with
+    config = f"max_batch_size: {ROWS}\n" + WIDE_IO + ONE_INSTANCE + ONE_THREAD
+    return lambda parameters: store(tmp_path, "wide", wide(ROW_MEBIBYTES), config + parameters).parents[1]
 
 
-@cases("parameters", arena=HALVES, no_arena=pytest.param(HALVES + NO_ARENA, marks=pytest.mark.slow))
-def test_batch_that_does_not_fit_is_run_in_halves(store_wide, parameters):
-    found = run_limited(store_wide(parameters), before=[1], rows=ROWS, mebibytes=FITS_HALF)
+@cases(
+    ("parameters", "before", "mebibytes"),
+    arena=(HALVES, [1], FITS_HALF),
+    no_arena=pytest.param(HALVES + NO_ARENA, [1], FITS_HALF, marks=pytest.mark.slow),
+    # A half needs more than the limit, and less than the limit and what an earlier batch has left.
+    memory_that_an_arena_keeps=(HALVES, [1, 2], FITS_KEPT_HALF),
+)
+def test_batch_that_does_not_fit_is_run_in_halves(store_wide, parameters, before, mebibytes):
+    found = run_limited(store_wide(parameters), before, ROWS, mebibytes)
 
     assert found == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
 
@@ -46,13 +49,6 @@ def test_halves_that_do_not_fit_fail(store_wide):
 
     assert found["error"].startswith("OutOfMemory: onnx runtime error 1: ")
     assert (found["halved"], found["runs"]) == (1, [])
-
-
-def test_memory_that_an_arena_keeps_is_released(store_wide):
-    """A half needs more than the limit, and less than the limit and what an earlier batch has left."""
-    found = run_limited(store_wide(HALVES), before=[1, 2], rows=ROWS, mebibytes=FITS_KEPT_HALF)
-
-    assert found == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
 
 
 def test_every_nth_run_returns_the_memory_of_larger_ones(store_wide):
@@ -71,31 +67,21 @@ def test_every_nth_run_returns_the_memory_of_larger_ones(store_wide):
     assert released < small + 1
 
 
-def test_broken_device_fails_every_later_run(tmp_path):
+@cases(
+    own_run=(lambda session: session.run_requests([{"shape": np.array([3, 3])}], [["y"]]), ILLEGAL_ACCESS),
+    # The steps of one process share the device: a failure of the decoder ends the network's runs, too.
+    another_step=(lambda session: session.fail("the decoder's") or [], "device failed: the decoder's"),
+)
+def test_broken_device_fails_every_later_run(fail, text, tmp_path):
     store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
-    reasons = []
+    reasons, good = [], {"shape": np.array([2, 2])}
     config = ModelConfig.from_file(tmp_path / "fragile", 1)
     session = Session.from_config(config, events=SessionEvents(device_failed=reasons.append))
+    assert session.run(good, ["y"])[0].shape == (2, 2)
 
-    first, second = (session.run_requests([{"shape": np.array([n, n])}], [["y"]])[0] for n in (3, 2))
+    outcomes = [*fail(session), *session.run_requests([good], [["y"]])]
+    session.fail("it failed again")
+    with pytest.raises(DeviceFailed, match=text) as raised:
+        session.run(good, ["y"])
 
-    assert isinstance(first, DeviceFailed)
-    assert str(first) == str(second)
-    assert ILLEGAL_ACCESS in reasons[0]
-    assert len(reasons) == 1
-
-
-def test_device_that_failed_in_another_step_fails_every_later_run(tmp_path):
-    """The steps of one process share the device: a failure of the decoder ends the network's runs, too."""
-    store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
-    reasons = []
-    config = ModelConfig.from_file(tmp_path / "fragile", 1)
-    session = Session.from_config(config, events=SessionEvents(device_failed=reasons.append))
-    assert session.run({"shape": np.array([2, 2])}, ["y"])[0].shape == (2, 2)
-
-    session.fail("the decoder's")
-    session.fail("the decoder's, again")
-
-    with pytest.raises(DeviceFailed, match=r"device failed: the decoder's$"):
-        session.run({"shape": np.array([2, 2])}, ["y"])
-    assert reasons == ["the decoder's"]
+    assert {(type(each), each.reason) for each in (*outcomes, raised.value)} == {(DeviceFailed, *reasons)}

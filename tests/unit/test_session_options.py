@@ -57,12 +57,10 @@ def unreadable(text: str, kind: str = "integral number") -> str:
     return f"failed to convert '{text}' to {kind}"
 
 
-@rows((None, "ORT_ENABLE_ALL"), (-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL"))
+@rows((-1, "ORT_ENABLE_BASIC"), (0, "ORT_ENABLE_ALL"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL"))
 def test_graph_level_is_tritons_numbering(level, expected):
     """Triton's levels are not ONNX Runtime's: 2 disables all."""
-    optimization = {} if level is None else {"optimization": {"graph": {"level": level}}}
-
-    options = session_settings(config(**optimization)).options
+    options = session_settings(config(optimization={"graph": {"level": level}})).options
 
     assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
 
@@ -105,22 +103,18 @@ def test_some_runs_release_memory():
     assert {id(each) for each in islice(plain.options_of_runs(), 6)} == {id(plain.run_options)}
 
 
-@rows(
-    ({"nereid.release_memory_every": "0"}, "expected a number of runs from 1 to 999999, got '0'"),
-    ({"nereid.release_memory_every": "9", "enable_mem_arena": "0"}, "contradicts enable_mem_arena"),
-    ({"nereid.release_memory_every": "9", SHRINKAGE: "cpu:0"}, "contradicts memory.enable_memory_arena"),
+@cases(
+    never=("0", {}, "CPU", ": expected a number of runs from 1 to 999999, got '0'"),
+    without_an_arena=("9", {"enable_mem_arena": "0"}, "CPU", " contradicts enable_mem_arena"),
+    beside_shrinkage=("9", {SHRINKAGE: "cpu:0"}, "CPU", " contradicts memory.enable_memory_arena"),
+    memory_of_cuda_graphs=("9", {"nereid.cuda_graphs": "true"}, "GPU", " contradicts CUDA graphs"),
 )
-def test_release_without_effect_is_refused(parameters, message):
-    with pytest.raises(InvalidConfig, match=f"nereid.release_memory_every:? {message}"):
-        session_settings(config(parameters))
-
-
-def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
+def test_release_without_effect_is_refused(every, others, kind, message, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ALL)
-    both = {"nereid.release_memory_every": "9", "nereid.cuda_graphs": "true"}
+    parameters = {"nereid.release_memory_every": every, **others}
 
-    with pytest.raises(InvalidConfig, match=r"nereid\.release_memory_every contradicts CUDA graphs"):
-        session_settings(replace(config(both), device_kind="GPU"))
+    with pytest.raises(InvalidConfig, match=f"nereid.release_memory_every{message}"):
+        session_settings(config(parameters, kind))
 
 
 @cases(two=("2", 8, 2), none=("0", 8, 0), negative=("-1", 8, 0), without_batches=("2", 0, 0))
@@ -138,10 +132,9 @@ def test_run_batch_size(text, max_batch_size, expected):
 )
 def test_instances_of_a_server_share_their_weights(kind, parameters, expected, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-    backend = BackendSettings.from_command_line(["tritonserver"])
     model = config(parameters, kind=kind)
 
-    assert session_settings(model, backend).sharing is expected
+    assert session_settings(model, BackendSettings.from_command_line(["tritonserver"])).sharing is expected
     assert (session_settings(model).sharing is Sharing.REQUIRED) == (expected is Sharing.REQUIRED)
 
 
@@ -153,9 +146,7 @@ def test_instances_of_a_server_share_their_weights(kind, parameters, expected, m
 )
 def test_instances_that_share_cores_do_not_spin(groups, instances, expected):
     """A waiting thread of one instance leaves the core to the others."""
-    settings = session_settings(config(instance_group=groups), instances=instances)
-
-    assert entry(settings, SPINNING) == expected
+    assert entry(session_settings(config(instance_group=groups), instances=instances), SPINNING) == expected
 
 
 def test_instances_of_the_caller_share_the_cores():
@@ -227,8 +218,7 @@ def test_op_library_that_is_not_allowed_is_never_loaded(allowed, printed):
 
 
 def test_allowed_op_library_that_cannot_be_loaded_is_refused(tmp_path):
-    library = tmp_path / "sub" / ".." / "lib.so"
-    model = config(model_operations={"op_library_filename": [str(library)]})
+    model = config(model_operations={"op_library_filename": [str(tmp_path / "sub" / ".." / "lib.so")]})
     backend = BackendSettings(allowed_op_libraries=frozenset({tmp_path.resolve() / "lib.so"}))
 
     with pytest.raises(InvalidConfig, match=r"onnx runtime error 1: Failed to load library .*lib\.so"):
@@ -349,17 +339,12 @@ def test_wrong_setting_has_the_official_message(read, given, message):
         read(*given)
 
 
-@pytest.fixture
-def on_gpu(tmp_path):
-    def make(**kinds: str) -> ModelConfig:
-        folder = tmp_path / "m"
-        (folder / "configs").mkdir(parents=True)
-        for name, kind in kinds.items():
-            path = folder / "config.pbtxt" if name == "config" else folder / "configs" / f"{name}.pbtxt"
-            path.write_text(f'name: "m" instance_group {{ kind: {kind} }}')
-        return config(kind="GPU", folder=folder)
-
-    return make
+def on_gpu(folder: Path, **kinds: str) -> ModelConfig:
+    (folder / "configs").mkdir()
+    for name, kind in kinds.items():
+        path = folder / "config.pbtxt" if name == "config" else folder / "configs" / f"{name}.pbtxt"
+        path.write_text(f'name: "m" instance_group {{ kind: {kind} }}')
+    return config(kind="GPU", folder=folder)
 
 
 @cases(
@@ -370,12 +355,12 @@ def on_gpu(tmp_path):
     profile_with_a_gpu=({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
     profile_of_another_name=({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
 )
-def test_gpu_that_triton_chose_may_be_a_cpu(kinds, profile, kind, on_gpu):
-    model = on_gpu(**kinds)
+def test_gpu_that_triton_chose_may_be_a_cpu(kinds, profile, kind, tmp_path):
+    model = on_gpu(tmp_path, **kinds)
 
     assert session_options.on_available_provider(model, [CPU], profile).device_kind == kind
 
 
-def test_config_is_unchanged_where_the_device_is_available(on_gpu):
-    for model, available in ((on_gpu(config="KIND_AUTO"), [CUDA, CPU]), (config(), [CPU])):
+def test_config_is_unchanged_where_the_device_is_available(tmp_path):
+    for model, available in ((on_gpu(tmp_path, config="KIND_AUTO"), [CUDA, CPU]), (config(), [CPU])):
         assert session_options.on_available_provider(model, available, "") is model

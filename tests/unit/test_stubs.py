@@ -23,29 +23,14 @@ SECOND = Stub(Process(11, 101), "model", 1, "model_0_1")
 REPLACEMENT = replace(FIRST, process=Process(12, 500))
 OTHER_VERSION = replace(FIRST, process=Process(13, 600), version=2)
 LIVES, ENDED = "S", "Z"
-LATER_S = DEAD_AFTER_S
-BOTH_LIVE = {FIRST: LIVES, SECOND: LIVES}
-
-
-def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
-    """Return the dead stubs of the last observation; each has the states of all stubs that still exist."""
-    stubs, dead = KnownStubs(), []
-    for number, observation in enumerate(observations):
-        living = [stub for stub, state in observation.items() if state != ENDED]
-        states = {stub.process: state for stub, state in observation.items()}
-        dead = stubs.update(living, states, number * LATER_S)
-    return dead
 
 
 @cases(
     ended_a_moment_ago=([{FIRST: LIVES}, {FIRST: ENDED}], []),
-    ended_and_still_there=([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
+    ended_and_still_there=([{FIRST: LIVES, SECOND: LIVES}, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
     collected_by_Triton=([{FIRST: LIVES}, {}, {}], []),
     replaced=([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
-    not_replaced_by_another_version=(
-        [{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}],
-        [FIRST],
-    ),
+    another_version=([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}], [FIRST]),
     its_replacement_has_died_too=(
         [{FIRST: LIVES}, {FIRST: ENDED, REPLACEMENT: LIVES}, *[{FIRST: ENDED, REPLACEMENT: ENDED}] * 2],
         [FIRST, REPLACEMENT],
@@ -54,7 +39,13 @@ def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
 )
 def test_zombie_that_stays_and_is_not_replaced_is_dead(observations, dead):
     """A stub that Triton ended is collected, so only killed stubs count."""
-    assert dead_after(*observations) == dead
+    stubs, found = KnownStubs(), []
+    for number, observation in enumerate(observations):
+        living = [stub for stub, state in observation.items() if state != ENDED]
+        states = {stub.process: state for stub, state in observation.items()}
+        found = stubs.update(living, states, number * DEAD_AFTER_S)
+
+    assert found == dead
 
 
 def test_stubs_in_use_are_the_youngest_of_each_version():
@@ -81,17 +72,11 @@ def test_second_verdict_within_a_while_is_final():
     assert strikes.add("model_0_1", 0, is_stopped=True)
 
 
-@pytest.fixture
-def proc(tmp_path):
-    def add(pid: int, parent: int, state: str = LIVES, started: int = 7, words: tuple[str, ...] = ()) -> Path:
-        folder = tmp_path / str(pid)
-        folder.mkdir()
-        between = " ".join(["0"] * 17)
-        (folder / "stat").write_text(f"{pid} (a ) (name) {state} {parent} {between} {started} 0 0\n")
-        (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
-        return tmp_path
-
-    return add
+def add(proc: Path, pid: int, parent: int, state: str = LIVES, started: int = 7, words=()) -> None:
+    (folder := proc / str(pid)).mkdir()
+    between = " ".join(["0"] * 17)
+    (folder / "stat").write_text(f"{pid} (a ) (name) {state} {parent} {between} {started} 0 0\n")
+    (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
 
 
 def command(path: str, instance: str) -> tuple[str, ...]:
@@ -99,31 +84,31 @@ def command(path: str, instance: str) -> tuple[str, ...]:
     return ("/b/stub", path, "region", "1048576", "1048576", "1", "/b/python", "336", instance, "/b/fused")
 
 
-def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
-    proc(2, parent=1, words=command("/r/eyes/3/model.py", "eyes_0_1"))
-    proc(3, parent=9, words=command("/r/eyes/3/model.py", "eyes_0_0"))
-    proc(4, parent=1, state=ENDED)
-    proc(5, parent=1, words=command("/elsewhere/eyes/3/model.py", "eyes_0_0"))
-    proc(6, parent=1, words=("sh",))
-    folder = proc(7, parent=1, words=command("/r/eyes/model.py", "eyes_0_0"))
-    (folder / "self").mkdir()
+def test_stubs_are_the_living_children_with_a_model_of_the_repository(tmp_path):
+    add(tmp_path, 2, parent=1, words=command("/r/eyes/3/model.py", "eyes_0_1"))
+    add(tmp_path, 3, parent=9, words=command("/r/eyes/3/model.py", "eyes_0_0"))
+    add(tmp_path, 4, parent=1, state=ENDED)
+    add(tmp_path, 5, parent=1, words=command("/elsewhere/eyes/3/model.py", "eyes_0_0"))
+    add(tmp_path, 6, parent=1, words=("sh",))
+    add(tmp_path, 7, parent=1, words=command("/r/eyes/model.py", "eyes_0_0"))
+    (tmp_path / "self").mkdir()
 
-    assert stub_processes.find(1, Path("/r"), folder) == [Stub(Process(2, 7), "eyes", 3, "eyes_0_1")]
+    assert stub_processes.find(1, Path("/r"), tmp_path) == [Stub(Process(2, 7), "eyes", 3, "eyes_0_1")]
 
 
 @pytest.mark.parametrize(("age_s", "can_answer"), [(0.0, True), (60.0, True), (600.0, False)])
-def test_process_that_can_answer_has_an_age(proc, age_s, can_answer):
+def test_process_that_can_answer_has_an_age(tmp_path, age_s, can_answer):
     """The kernel counts ticks since boot."""
     started = (time.clock_gettime(time.CLOCK_BOOTTIME) - 120) * os.sysconf("SC_CLK_TCK")
-    folder = proc(2, os.getppid(), started=int(started), words=command("/r/eyes/3/model.py", "eyes_0_1"))
+    add(tmp_path, 2, os.getppid(), started=int(started), words=command("/r/eyes/3/model.py", "eyes_0_1"))
 
-    assert stub_processes.can_answer(Path("/r"), "eyes_0_0", age_s, folder) == can_answer
+    assert stub_processes.can_answer(Path("/r"), "eyes_0_0", age_s, tmp_path) == can_answer
 
 
-def test_state_is_that_of_the_same_process_only(proc):
-    folder = proc(2, parent=1, state="T", started=7)
+def test_state_is_that_of_the_same_process_only(tmp_path):
+    add(tmp_path, 2, parent=1, state="T", started=7)
 
-    states = stub_processes.states([Process(2, 7), Process(2, 6), Process(3, 7)], folder)
+    states = stub_processes.states([Process(2, 7), Process(2, 6), Process(3, 7)], tmp_path)
 
     assert states == {Process(2, 7): "T"}
 

@@ -16,24 +16,9 @@ from nereid.base.metrics_page import Snapshot
 from nereid.server import gateway_process
 from nereid.server.embedded_server import EnvironmentFolders
 from nereid.server.gateway_process import GatewayProcess
-from nereid.server.supervision.process_usage import (
-    TICKS_PER_S,
-    ProcessMetrics,
-    Usage,
-    memory_bytes,
-    parent_of,
-    read,
-    read_tree,
-)
-from nereid.server.supervision.watchdog import (
-    BUSY_S,
-    IDLE_S,
-    POLL_S,
-    Activity,
-    ExitWaiter,
-    RequestCounts,
-    read_counts,
-)
+from nereid.server.supervision import process_usage, watchdog
+from nereid.server.supervision.process_usage import TICKS_PER_S, ProcessMetrics, Usage, read_tree
+from nereid.server.supervision.watchdog import Activity, ExitWaiter, RequestCounts
 
 
 def kept(launch) -> tuple[GatewayProcess, list[str]]:
@@ -61,17 +46,14 @@ def test_gateway_that_never_listens_is_started_again(monkeypatch):
 
 def test_gateway_that_the_system_does_not_start_is_tried_again():
     """For example for lack of processes."""
-    launches = [lambda: subprocess.Popen(["false"], stdout=subprocess.PIPE, text=True), silent]
 
-    def launch() -> subprocess.Popen[str]:
-        if not launches:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return launches.pop(0)()
+    def refuse() -> subprocess.Popen[str]:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    made, lines = kept(launch)
+    launches = iter([lambda: subprocess.Popen(["false"], stdout=subprocess.PIPE, text=True), refuse, silent])
+    made, lines = kept(lambda: next(launches)())
     made._launch()
     made._process.wait()
-    held, launches[:] = launches[:], []
     made.keep()
     time.sleep(0.1)
     made.keep()
@@ -79,7 +61,6 @@ def test_gateway_that_the_system_does_not_start_is_tried_again():
         "supervisor: the gateway cannot be started: [Errno 11] Resource temporarily unavailable; "
         "next try in 1 s"
     )
-    launches[:] = held
     made._back_off.due_s = 0.0
     made.keep()
 
@@ -98,7 +79,7 @@ class Models:
             before = self.counts[name]
             self.counts[name] = RequestCounts(before.succeeded + (not failures), before.failed + failures)
 
-    def poll(self, later_s: float = POLL_S) -> set[str]:
+    def poll(self, later_s: float = watchdog.POLL_S) -> set[str]:
         self.now_s += later_s
         self.answered = self.activity.poll(self.counts, self.now_s)
         return self.activity.take_due(self.now_s)
@@ -119,9 +100,7 @@ def idle():
 
 
 def test_models_that_never_answered_are_probed_together():
-    models = Models("a", "b", "c")
-
-    assert models.poll() == {"a", "b", "c"}
+    assert Models("a", "b", "c").poll() == {"a", "b", "c"}
 
 
 def test_idle_models_are_probed_in_turn(idle):
@@ -134,7 +113,7 @@ def test_idle_models_are_probed_in_turn(idle):
             idle.probe(name)
 
     gaps = [b - a for times in probes.values() for a, b in pairwise(times)]
-    assert all(IDLE_S <= gap <= 2 * IDLE_S for gap in gaps)
+    assert all(watchdog.IDLE_S <= gap <= 2 * watchdog.IDLE_S for gap in gaps)
 
 
 def test_model_that_answers_is_probed_seldom(idle):
@@ -147,7 +126,7 @@ def test_model_that_answers_is_probed_seldom(idle):
             idle.probe("a")
         assert "a" in idle.answered
 
-    assert {b - a for a, b in pairwise(probed_s)} == {BUSY_S}
+    assert {b - a for a, b in pairwise(probed_s)} == {watchdog.BUSY_S}
 
 
 def test_failed_probe_is_repeated_until_one_succeeds(idle):
@@ -191,7 +170,7 @@ def test_counts_are_those_of_all_versions():
 
     statistics = {"model_stats": [entry("a", "1", 3, 1), entry("a", "7", 4, 0), entry("b", "1", 0, 0)]}
 
-    assert read_counts(statistics) == (
+    assert watchdog.read_counts(statistics) == (
         {"a": {1, 7}, "b": {1}},
         {"a": RequestCounts(7, 1), "b": RequestCounts()},
     )
@@ -214,18 +193,19 @@ def process():
         process.kill()
 
 
+def waited_s(exits: ExitWaiter, pids, timeout_s: float = WATCHDOG_S) -> float:
+    began_s = time.monotonic()
+    exits.wait(pids, timeout_s)
+    return time.monotonic() - began_s
+
+
 def test_end_of_a_process_ends_the_wait(exits, process):
     """Also if it is gone before the wait; one that is no longer named does not."""
     threading.Timer(0.2, process.kill).start()
-    began_s = time.monotonic()
-    exits.wait({process.pid}, WATCHDOG_S)
+    assert waited_s(exits, {process.pid}) < WATCHDOG_S
     assert process.wait() != 0
-    ended_s = time.monotonic()
-    exits.wait((), 0.2)
-    assert time.monotonic() - ended_s >= 0.2
-    exits.wait({process.pid}, WATCHDOG_S)
-
-    assert time.monotonic() - began_s < WATCHDOG_S
+    assert waited_s(exits, (), 0.2) >= 0.2
+    assert waited_s(exits, {process.pid}) < WATCHDOG_S
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
@@ -234,13 +214,8 @@ def test_interruption_ends_one_wait(exits, process, when):
         exits.interrupt()
     else:
         threading.Timer(0.2, exits.interrupt).start()
-    began_s = time.monotonic()
-    exits.wait({process.pid}, WATCHDOG_S)
-    assert time.monotonic() - began_s < WATCHDOG_S
-
-    again_s = time.monotonic()
-    exits.wait({process.pid}, 0.2)
-    assert time.monotonic() - again_s >= 0.2
+    assert waited_s(exits, {process.pid}) < WATCHDOG_S
+    assert waited_s(exits, {process.pid}, 0.2) >= 0.2
 
 
 def test_kernel_that_cannot_watch_is_asked_often(exits, process, monkeypatch):
@@ -250,10 +225,8 @@ def test_kernel_that_cannot_watch_is_asked_often(exits, process, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr("os.pidfd_open", refuse)
-    began_s = time.monotonic()
-    exits.wait({process.pid}, WATCHDOG_S)
 
-    assert time.monotonic() - began_s < WATCHDOG_S
+    assert waited_s(exits, {process.pid}) < WATCHDOG_S
 
 
 def test_removed_folder_is_there_while_the_server_ends(tmp_path):
@@ -271,41 +244,33 @@ def test_removed_folder_is_there_while_the_server_ends(tmp_path):
     assert {*tmp_path.iterdir()} == {kept}
 
 
-REPOSITORY = Path("/models")
 SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER, HOOK = 10, 11, 12, 13, 14, 15, 16
-
-
-class Proc:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def add(self, pid: int, parent: int, name: str, words: str = "", ticks: int = 0, kilobytes: int = 0):
-        own = self.folder / str(pid)
-        own.mkdir()
-        fields = ["S", parent, *[0] * 9, ticks // 2, ticks - ticks // 2, *[0] * 6, 1000 + pid, *[0] * 30]
-        (own / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
-        (own / "cmdline").write_text(words.replace(" ", "\0") + "\0")
-        (own / "smaps_rollup").write_text(f"Rss: 999999 kB\nPss:   {kilobytes} kB\nPss_Anon: 7 kB\n")
 
 
 @pytest.fixture
 def proc(tmp_path):
     """A supervisor with a server of two model processes, a gateway with a worker, and a hook's command."""
-    found = Proc(tmp_path)
     stub = "stub /models/dogs/3/model.py a b c d e f dogs_0_{}"
-    found.add(SUPERVISOR, 1, "nereid", ticks=100, kilobytes=1)
-    found.add(SERVER, SUPERVISOR, "tritonserver", ticks=200, kilobytes=2)
-    found.add(STUB, SERVER, "triton (py) b", stub.format(0), 300, 3)
-    found.add(OTHER_STUB, SERVER, "triton (py) b", stub.format(1), 400, 4)
-    found.add(GATEWAY, SUPERVISOR, "python", " ".join(command(gateway)), 500, 5)
-    found.add(WORKER, GATEWAY, "python", "python worker", 600, 6)
-    found.add(HOOK, SUPERVISOR, "sh", "sh -c gateway", 700, 7)
-    found.add(99, 1, "tritonserver", "of another server", 800, 8)
-    return found
+    for pid, parent, name, words, ticks, kilobytes in (
+        (SUPERVISOR, 1, "nereid", "", 100, 1),
+        (SERVER, SUPERVISOR, "tritonserver", "", 200, 2),
+        (STUB, SERVER, "triton (py) b", stub.format(0), 300, 3),
+        (OTHER_STUB, SERVER, "triton (py) b", stub.format(1), 400, 4),
+        (GATEWAY, SUPERVISOR, "python", " ".join(command(gateway)), 500, 5),
+        (WORKER, GATEWAY, "python", "python worker", 600, 6),
+        (HOOK, SUPERVISOR, "sh", "sh -c gateway", 700, 7),
+        (99, 1, "tritonserver", "of another server", 800, 8),
+    ):
+        (own := tmp_path / str(pid)).mkdir()
+        fields = ["S", parent, *[0] * 9, ticks // 2, ticks - ticks // 2, *[0] * 6, 1000 + pid, *[0] * 30]
+        (own / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
+        (own / "cmdline").write_text(words.replace(" ", "\0") + "\0")
+        (own / "smaps_rollup").write_text(f"Rss: 999999 kB\nPss:   {kilobytes} kB\nPss_Anon: 7 kB\n")
+    return tmp_path
 
 
 def test_processes_have_the_name_of_their_part(proc):
-    found = {each.process.pid: each for each in read(SUPERVISOR, REPOSITORY, proc.folder)}
+    found = {each.process.pid: each for each in process_usage.read(SUPERVISOR, Path("/models"), proc)}
     stub, worker = found[STUB], found[WORKER]
 
     assert {*found} == {SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER}
@@ -316,9 +281,9 @@ def test_processes_have_the_name_of_their_part(proc):
 
 
 def test_a_gateway_of_its_own_has_its_workers(proc):
-    assert [each.process.pid for each in read_tree(GATEWAY, "gateway", proc.folder)] == [GATEWAY, WORKER]
-    assert read_tree(GATEWAY + 1000, "gateway", proc.folder) == []
-    assert (parent_of(WORKER, proc.folder), parent_of(1000, proc.folder)) == (GATEWAY, 0)
+    assert [each.process.pid for each in read_tree(GATEWAY, "gateway", proc)] == [GATEWAY, WORKER]
+    assert read_tree(GATEWAY + 1000, "gateway", proc) == []
+    assert [process_usage.parent_of(pid, proc) for pid in (WORKER, 1000)] == [GATEWAY, 0]
 
 
 def test_this_process_has_a_time_and_memory():
@@ -327,7 +292,7 @@ def test_this_process_has_a_time_and_memory():
 
     assert own.cpu_s == pytest.approx(times.user + times.system, abs=1)  # the reading itself takes time
     assert own.memory_bytes > 10 * 2**20
-    assert memory_bytes(2**30) == 0
+    assert process_usage.memory_bytes(2**30) == 0
 
 
 def usage(pid: int, name: str, cpu_s: float, memory: int = 1) -> Usage:

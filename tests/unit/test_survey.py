@@ -39,9 +39,7 @@ def test_meaning_is_recognised(rows, operator, expected):
 
 def test_one_photo_is_paired_with_its_mirror_image():
     """Twice the same photo would hide a network that computes only the first one."""
-    sample = NetworkInput("photo", {"image": np.arange(6).reshape(1, 2, 3)})
-
-    _, second = image_pair([sample])
+    _, second = image_pair([NetworkInput("photo", {"image": np.arange(6).reshape(1, 2, 3)})])
 
     assert second.inputs["image"].tolist() == [[[2, 1, 0], [5, 4, 3]]]
 

@@ -75,11 +75,10 @@ def test_direction_is_asked_in_bounded_batches():
 
 def test_repeated_classes_and_blanks_are_left_out():
     """A character that is really repeated has a blank between; the confidence is the mean of what is kept."""
-    characters = Characters(["a", "b"])
     index = np.array([[0, 1, 1, 0, 1, 3, 2], [0, 0, 0, 0, 0, 0, 0]])
     probability = np.array([[0.1, 0.9, 0.2, 0.1, 0.7, 0.5, 0.3], [0.5] * 7], np.float32)
 
-    (text, confidence, others), empty = characters.decode(index, probability)
+    (text, confidence, others), empty = Characters(["a", "b"]).decode(index, probability)
 
     assert (text, others) == ("aa b", "")
     assert confidence == pytest.approx(0.6)  # float32 inputs
@@ -87,12 +86,11 @@ def test_repeated_classes_and_blanks_are_left_out():
 
 
 def test_second_best_characters_are_those_that_are_probable():
-    characters = Characters(["a", "b"])
     index, next_index = np.array([[1, 1, 2, 2, 0, 1]]), np.array([[2, 0, 0, 1, 1, 2]])
     probability = np.full((1, 6), 0.6, np.float32)
     next_probability = np.array([[0.3, 0.3, 0.3, 0.3, 0.3, MIN_OTHER / 2]], np.float32)
 
-    ((text, _, others),) = characters.decode(index, probability, next_index, next_probability)
+    ((text, _, others),) = Characters(["a", "b"]).decode(index, probability, next_index, next_probability)
 
     assert (text, others) == ("aba", "b  ")
 

@@ -16,7 +16,7 @@ from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.settings import Listen
 from nereid.gateway.tls import TlsListener, http2_context
-from tests.gateways import Upstream, asynchronous, gateway
+from tests.gateways import Upstream, asynchronous, gateway, until
 from tests.tables import cases
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -53,14 +53,6 @@ async def silent(port: int, source: str) -> asyncio.StreamReader:
     return reader
 
 
-async def are_closed(readers, expected: int) -> list[bool]:
-    """Return which connections the listener has closed, once it has closed as many as expected."""
-    while sum(reader.at_eof() for reader in readers) < expected:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
-    return [reader.at_eof() for reader in readers]
-
-
 @pytest.mark.parametrize("loop", LOOPS)
 @cases(
     of_an_address=({"MAX_OF_PEER": 2}, [OTHERS] * 4 + [MINE], [True, True, False, False, False]),
@@ -78,7 +70,9 @@ def test_unfinished_handshakes_are_limited(limits, sources, closed, certificate,
         port = opened.getsockname()[1]
         readers = [await silent(port, source) for source in sources]
 
-        assert await are_closed(readers, sum(closed)) == closed
+        await until(lambda: sum(reader.at_eof() for reader in readers) >= sum(closed))
+        await asyncio.sleep(0.05)
+        assert [reader.at_eof() for reader in readers] == closed
         for source in (MINE, OTHERS):
             assert await echo(port, certificate, source) == b"hello"
 
@@ -102,8 +96,7 @@ def test_connections_that_arrive_together_are_limited(certificate, monkeypatch, 
         opened = socket.create_server(("127.0.0.1", 0), backlog=64)
         clients = [socket.create_connection(opened.getsockname()) for _ in range(20)]
         listener = TlsListener(opened, http2_context(certificate, None), Echo)
-        while sum(map(len, listener._handshakes.values())) != 2:
-            await asyncio.sleep(0.005)
+        await until(lambda: sum(map(len, listener._handshakes.values())) == 2)
         await asyncio.sleep(0.05)
         assert sum(map(len, listener._handshakes.values())) == 2
         listener.close()

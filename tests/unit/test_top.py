@@ -35,10 +35,6 @@ VARIANTS = variant("v1", "dogs_v1", 3), variant("v2", "dogs_v2", 1)
 ROUTE = parse_route(json.dumps(document(*VARIANTS, generation=3, shadows=[SHADOW])).encode())
 
 
-def page(text: str) -> Snapshot:
-    return Snapshot.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
-
-
 def requests(v1: int, v2: int, failed: int = 0, instance: str = "a") -> str:
     template = 'nereid_route_requests_total{{model_instance="{}",route="dogs",variant="{}",outcome="{}"}} {}'
     rows = (("v1", "ok", v1), ("v2", "ok", v2), ("v2", "inference_failed", failed), ("v2", "overloaded", 1))
@@ -62,7 +58,8 @@ def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
 def reading(read_s: float, text: str = "", **changed: object) -> ServerReading:
     cores = {0: (int(10 * read_s), int(100 * read_s))}
     machine = MachineReading(cores, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None)
-    plain = ServerReading(read_s, SERVER, page(text), (), machine, [], {"dogs": ROUTE}, {})
+    page = Snapshot.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
+    plain = ServerReading(read_s, SERVER, page, (), machine, [], {"dogs": ROUTE}, {})
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 
@@ -103,10 +100,9 @@ def test_latency_is_that_of_successful_requests():
 
 
 def test_shadow_agrees_as_a_share_of_the_compared():
-    rows = {"agreed": 6, "disagreed": 1, "failed": 1, "shed": 90}
     text = "\n".join(
         f'nereid_route_shadow_requests_total{{route="dogs",shadow="next",outcome="{each}"}} {count}'
-        for each, count in rows.items()
+        for each, count in {"agreed": 6, "disagreed": 1, "failed": 1, "shed": 90}.items()
     )
 
     (shadow,) = measure(reading(10), reading(12, text)).routes[0].shadows
@@ -118,9 +114,8 @@ def test_models_have_means_of_the_interval():
     before = reading(10, model("dogs_v1", 100, 5000, 1000, 10), usage=[usage(7, "dogs_v1", 1.0, 1)])
     text = model("dogs_v1", 110, 25_000, 11_000, 15) + "\n" + model("cats", 0)
     used = [usage(7, "dogs_v1", 1.5, 1), usage(8, "dogs_v1", 0.5, 1), usage(9, "dogs_v1", 9.0, 2)]
-    after = reading(12, text, usage=used)
 
-    idle, busy = measure(before, after).models
+    idle, busy = measure(before, reading(12, text, usage=used)).models
 
     assert busy == TopModel("dogs_v1", 1, 2, 5.0, 2.0, 3.0, 4.0, 3.0, 50.0, 15_000)
     assert idle == TopModel("cats", 1, None, 0.0, None, None, None, 3.0, None, None)
@@ -159,7 +154,6 @@ def test_machine_has_busy_cores_and_the_gpus_of_triton():
     text = 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5\nnv_gpu_power_usage{gpu_uuid="GPU-2"} 70'
     found = measure(reading(10), reading(12, text)).machine
 
-    assert found is not None
     assert (list(found.cores_busy), found.limit_cores, found.limit_memory_bytes) == ([0.1], 2.0, None)
     gpus = [(each.uuid, each.busy, each.power_w) for each in found.gpus]
     assert gpus == [("GPU-1", 0.5, None), ("GPU-2", None, 70.0)]
@@ -221,8 +215,7 @@ def test_no_line_is_wrapped(width):
     row = next(line for line in shown if line.startswith("dogs") and "v1" in line)
     assert "500k" in row
     assert ("dogs_v1" in row) == (width >= 100)
-    numbers = [line.split()[1:] for line in shown if line.startswith("a-rather")]
-    assert numbers == [
+    assert [line.split()[1:] for line in shown if line.startswith("a-rather")] == [
         ["1", "-", "500k", "1.00", "3.00", "20.0", "3", "-", "-"],
         ["1", "-", "1000k", "0.50", "1.50", "40.0", "3", "-", "-"],
         ["1", "-", "1500k", "0.33", "1.00", "60.0", "3", "-", "-"],
@@ -238,15 +231,11 @@ def test_screen_fits_its_height():
     assert shown[-1].startswith("every 2 s")
 
 
-def keys() -> set[str]:
-    kinds = {name: kind for name, kind in vars(top).items() if name.startswith("Top") and is_dataclass(kind)}
-    return {field.name for kind in kinds.values() for field in fields(kind)}
-
-
 def test_every_key_of_the_json_is_documented():
     text = (ROOT / "docs" / "slow_requests.md").read_text().partition("\n### JSON\n")[2]
     cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
-    named = {*re.findall(r"`(\w+)`", " ".join(cells))}
+    kinds = [kind for name, kind in vars(top).items() if name.startswith("Top") and is_dataclass(kind)]
 
-    assert named == keys()
+    keys = {field.name for kind in kinds for field in fields(kind)}
+    assert {*re.findall(r"`(\w+)`", " ".join(cells))} == keys
     json.dumps(asdict(full()))

@@ -23,11 +23,6 @@ def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> LoadResult:
     return LoadResult(rate, p50_ms, p99_ms, p99_ms, 100, 0)
 
 
-def rate_of(candidate: search.Candidate) -> float:
-    value = {"instances": 2, "delay": 2} | dict(candidate)
-    return 100.0 - 10 * abs(value["instances"] - 3) - 5 * value["delay"]
-
-
 @dataclass
 class Machine:
     """A clock, and a server whose measurements take time; `noise` is a share of every rate.
@@ -43,27 +38,22 @@ class Machine:
     measured: list[tuple[search.Candidate, float, float]] = field(default_factory=list)
     draw: random.Random = field(default_factory=lambda: random.Random(1))
 
-    def clock(self) -> float:
-        return self.now_s
-
     def measure(self, candidate: search.Candidate, seconds: float) -> dict[int, LoadResult]:
         self.now_s += OVERHEAD_S + 2 * seconds
         self.measured.append((candidate, seconds, self.now_s))
         if candidate in self.rejects and sum(each == candidate for each, *_ in self.measured) > self.after:
             raise search.NotMeasured("rejected")
-        rate = rate_of(candidate) * (1 + self.draw.uniform(-self.noise, self.noise))
+        value = {"instances": 2, "delay": 2} | dict(candidate)
+        rate = 100.0 - 10 * abs(value["instances"] - 3) - 5 * value["delay"]
+        rate *= 1 + self.draw.uniform(-self.noise, self.noise)
         return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
 
 
-def searched(machine: Machine, objective: search.Objective = THROUGHPUT, until_s: float = 300.0):
-    searching = search.Search(machine.measure, objective, 2, machine.clock, until_s)
+def searched(machine: Machine, objective=THROUGHPUT, until_s: float = 300.0) -> TuneReport:
+    searching = search.Search(machine.measure, objective, 2, lambda: machine.now_s, until_s)
     found = searching.run(lambda count: search.sample(POINTS, GRID, count, 0, ()))
-    return searching, found
-
-
-def report(searching: search.Search, found: tuple[search.Candidate, search.Duel]) -> TuneReport:
     default = (("instances", 2), ("delay", 2))
-    return TuneReport("net", searching.objective, default, *found, searching.seen, searching.failures)
+    return TuneReport("net", objective, default, *found, searching.seen, searching.failures)
 
 
 def verdict(objective: search.Objective, duel: search.Duel, seen: dict) -> str:
@@ -72,12 +62,11 @@ def verdict(objective: search.Objective, duel: search.Duel, seen: dict) -> str:
 
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
 def test_best_of_the_surface_is_found(objective):
-    searching, (best, duel) = searched(Machine(noise=0.01), objective)
+    result = searched(Machine(noise=0.01), objective)
 
-    assert dict(best) == {"instances": 3, "delay": 0}
-    assert duel.gain(objective) == pytest.approx(100 / 80 - 1, abs=0.03)
-    assert 0 < duel.noise(objective) < 0.03
-    result = report(searching, (best, duel))
+    assert dict(result.best) == {"instances": 3, "delay": 0}
+    assert result.duel.gain(objective) == pytest.approx(100 / 80 - 1, abs=0.03)
+    assert 0 < result.duel.noise(objective) < 0.03
     assert result.verdict == "better"
     document = json.loads(json.dumps(result.document()))
     assert document["chosen"] == {"instances": 3, "delay": 0}
@@ -88,11 +77,11 @@ def test_best_of_the_surface_is_found(objective):
 def test_deadline_is_held(until_s):
     machine = Machine()
 
-    searching, found = searched(machine, until_s=until_s)
+    result = searched(machine, until_s=until_s)
 
     assert machine.now_s <= until_s
-    assert report(searching, found).verdict in ("better", "kept")
-    assert report(searching, found).reason()
+    assert result.verdict in ("better", "kept")
+    assert result.reason()
 
 
 def test_gain_within_the_noise_keeps_the_default():
@@ -116,9 +105,7 @@ def test_p99_limits_the_concurrency_that_counts():
 
 
 def test_missed_p99_is_infeasible():
-    searching, found = searched(Machine(p99_ms=500), search.Objective("throughput", 1.5))
-
-    result = report(searching, found)
+    result = searched(Machine(p99_ms=500), search.Objective("throughput", 1.5))
 
     assert (result.verdict, result.document()["chosen"]) == ("infeasible", None)
     assert "expected p99 <= 1.5 ms, the best got 2.0 ms at concurrency 1 with" in result.reason()
@@ -134,9 +121,7 @@ def test_missed_p99_is_infeasible():
     ),
 )
 def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason):
-    searching, found = searched(machine, until_s=until_s)
-
-    result = report(searching, found)
+    result = searched(machine, until_s=until_s)
 
     assert (result.verdict, result.document()["chosen"]) == ("kept", None)
     assert result.reason().startswith(f"default kept: {reason}")
@@ -145,13 +130,12 @@ def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason)
 
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
-    _, (best, duel) = searched(whole := Machine())
-    before = sum(candidate == best for candidate, *_ in whole.measured) - len(duel.best)
+    whole = searched(machine := Machine())
+    before = sum(candidate == whole.best for candidate, *_ in machine.measured) - len(whole.duel.best)
 
-    searching, found = searched(Machine(rejects=frozenset({best}), after=before + rounds))
-    result = report(searching, found)
+    result = searched(Machine(rejects=frozenset({whole.best}), after=before + rounds))
 
-    assert best in searching.failures
+    assert whole.best in result.failures
     assert (result.verdict, result.document()["chosen"]) == ("kept", None)
     reason = "default kept: instances 3, delay 0 was best, but failed in the final rounds: rejected"
     assert result.reason() == reason
@@ -159,14 +143,13 @@ def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
 
 def test_default_that_rarely_misses_the_p99_still_counts():
     """Only a default that nearly always misses the p99 is replaced without a gain."""
-    strict = search.Objective("throughput", 50)
     best = [{1: load(100, 49)}] * 3
     late, near = {1: load(120, 51)}, {1: load(120, 45)}
 
     def judged(default, twin):
         """Return the verdict on a faster default and a candidate that meets the p99."""
         seen = {search.DEFAULT: search.median(default), (("instances", 3),): search.median(best)}
-        return verdict(strict, search.Duel(default, twin, best), seen)
+        return verdict(search.Objective("throughput", 50), search.Duel(default, twin, best), seen)
 
     assert judged([late, late, near], [near, near, near]) == "kept"
     assert judged([late, late, near], [near, late, late]) == "kept"
@@ -204,7 +187,5 @@ def test_space_has_what_the_backend_reads(text, backend, names):
 
 def test_no_candidate_takes_smaller_requests_than_before():
     """Clients may continue to send the largest batch of the present config."""
-    grid = search.space(parse("max_batch_size: 12"), "fused", cores=2)
-
-    assert grid["max_batch_size"] == (12, 24)
-    assert search.space(parse("max_batch_size: 1"), "fused", 2)["max_batch_size"] == (1, 8, 16)
+    assert search.space(parse("max_batch_size: 12"), "fused", cores=2)["max_batch_size"] == (12, 24)
+    assert search.space(parse("max_batch_size: 1"), "fused", cores=2)["max_batch_size"] == (1, 8, 16)

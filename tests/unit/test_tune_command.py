@@ -1,9 +1,10 @@
-"""`nereid tune` without a server: rejected requests and their exit codes."""
+"""`nereid tune` without a server: wrong usage, exit codes, and the requests and configs that it makes."""
 
 import importlib.util
 import json
 import os
 import shlex
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -12,15 +13,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.base.errors import OperationFailed
+from nereid.base.assets import COFFEE, PARCEL_LABEL, REPOSITORY
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.main import app
 from nereid.cli.models import tune as command
-from nereid.insight.tune import tuning
+from nereid.insight.tune import photos, profiles, tuning
 from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.search import DEFAULT, Duel, Objective
-from nereid.insight.tune.trial import copy_repository
+from nereid.insight.tune.trial import OPEN_SIDE_PX, TrialServer, copy_repository, request_bodies
 from nereid.insight.tune.tuning import TuneOptions, TuneReport
+from nereid.repository.pbtxt import parse
 from tests.tables import cases
 
 
@@ -51,9 +53,8 @@ def test_missing_package_is_named(monkeypatch):
 
 
 def test_command_line_is_read_as_the_same_options(monkeypatch):
-    options = TuneOptions(
-        REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (COFFEE, Path("a cat.jpg")), 7
-    )
+    images = COFFEE, Path("a cat.jpg")
+    options = TuneOptions(REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), images, 7)
     read = []
     monkeypatch.setattr(command, "run_tuning", lambda options, *_: read.append(options))
 
@@ -120,3 +121,45 @@ def test_sigterm_cleans_up_like_ctrl_c(tmp_path, monkeypatch):
 
     assert (ended.value.code, is_closed) == (128 + signal.SIGTERM, [True])
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+PHOTOS = [b"one photo", b"another"]
+
+
+@cases(
+    fixed_picture=([3, 48, 192], 8, [1, 3, 48, 192]),
+    open_width=([3, 48, -1], 8, [1, 3, 48, OPEN_SIDE_PX]),
+    open_sides_without_a_batch=([3, -1, -1], 0, [3, OPEN_SIDE_PX, OPEN_SIDE_PX]),
+    tokens=([-1], 8, [1, 1]),
+)
+def test_tensors_have_the_shapes_of_the_config(dims, batch, shape):
+    """Sides that the config leaves open are those of a picture, because networks cannot take one pixel."""
+    config = f'max_batch_size: {batch} input {{ name: "x" data_type: TYPE_FP32 dims: {dims} }}'
+
+    ((body, headers),) = request_bodies(parse(config), PHOTOS)
+    head = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
+    assert {each["name"]: each["shape"] for each in head["inputs"]} == {"x": shape}
+
+
+def test_other_text_is_refused():
+    with pytest.raises(WrongUsage, match="expected an input of images or numbers, got 'words' STRING"):
+        request_bodies(parse('input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }'), PHOTOS)
+
+
+def test_reader_gets_a_page_with_text():
+    """On a photo without text, a reader would not run its recogniser."""
+    assert photos.sample(["text", "confidence", "box"]) == PARCEL_LABEL.read_bytes()
+    assert photos.sample(["box", "score", "label"]) == photos.jpeg((640, 427)) == photos.sample(["scores"])
+
+
+def test_steps_have_their_configs_of_the_profile(tmp_path):
+    repository = shutil.copytree(REPOSITORY, tmp_path / "models")
+    on_gpu = (repository / "efficientnet_lite0" / "configs" / "gpu.pbtxt").read_text()
+    (tmp_path / "trial").mkdir()
+    tuned = profiles.tunable(repository, "classify_v1", "gpu")
+
+    TrialServer(repository, tuned, (), (1,), tmp_path / "trial", os.environ)
+
+    served = tmp_path / "trial" / "models" / "efficientnet_lite0" / "configs" / "tuned.pbtxt"
+    assert served.read_text().endswith(on_gpu)
+    assert not [*repository.rglob("tuned.pbtxt")]

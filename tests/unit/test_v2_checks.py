@@ -95,13 +95,11 @@ def check_data(datatype: str, data: str) -> inference_body.CheckedBody:
 def check_is_safe(checked: inference_body.CheckedBody) -> None:
     """Check that a body has only what Triton may receive, and that a second check changes nothing."""
     body = b"".join(checked.parts)
-    again = inference_body.check_body(SETTINGS, body, checked.json_bytes)
-    assert b"".join(again.parts) == body
+    assert b"".join(inference_body.check_body(SETTINGS, body, checked.json_bytes).parts) == body
     if checked.json_bytes == 0:
         return
-    request = msgspec.json.decode(body[: checked.json_bytes])
     at = checked.json_bytes or len(body)
-    for tensor in request["inputs"]:
+    for tensor in msgspec.json.decode(body[: checked.json_bytes])["inputs"]:
         assert all(size >= 1 for size in tensor["shape"])
         assert prod(tensor["shape"]) <= 2**31
         assert not any(name.startswith("shared_memory") for name in tensor.get("parameters", {}))
@@ -252,8 +250,7 @@ def test_any_message_is_checked_or_rejected(data):
         field, _ = CONTENTS.get(datatype, ("fp32_contents", ""))
         if data.draw(st.booleans()):
             tensor.contents.SetInParent()
-            element = b"x" if field == "bytes_contents" else 1
-            getattr(tensor.contents, field).extend([element] * count)
+            getattr(tensor.contents, field).extend([b"x" if field == "bytes_contents" else 1] * count)
         if data.draw(st.booleans()):
             message.raw_input_contents.append(bytes(count * inference_body.ELEMENT_BYTES.get(datatype, 4)))
 

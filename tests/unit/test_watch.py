@@ -49,16 +49,15 @@ class Drop:
         self.staging = folder.parent / "staging"
         self.announced: list[str] = []
         self.reported: list[str] = []
-        self._held = contextlib.ExitStack()
+        self.held = contextlib.ExitStack()
         self.start()
 
     def start(self, **options) -> None:
         """Begin to watch, as a new process would after the end of the last one."""
-        self._held.close()
-        append = self._held.enter_context(drop_folder.journal_of(self.folder).locked(0))
+        self.held.close()
         self.watcher = drop_folder.DropFolder(
             self.folder,
-            append,
+            self.held.enter_context(drop_folder.journal_of(self.folder).locked(0)),
             self.staging,
             self.publisher,
             settle_s=SETTLE_S,
@@ -68,9 +67,6 @@ class Drop:
             now=lambda: NOW,
             **options,
         )
-
-    def close(self) -> None:
-        self._held.close()
 
     def wait(self, seconds: float = 2 * SETTLE_S) -> None:
         """Let time pass; every half second, handle all complete entries."""
@@ -89,14 +85,19 @@ class Drop:
         new.write_text(text)
         return new.replace(path)
 
+    def handle(self, *failures: Exception, name="net.onnx", text="a", seconds=2 * SETTLE_S) -> None:
+        """Write a file and let time pass; its first publications fail."""
+        self.publisher.failures = [*failures]
+        self.write(name, text)
+        self.wait(seconds)
+
     @property
     def published(self) -> list[tuple[str, str]]:
         return [(model, *files.values()) for model, files in self.publisher.given]
 
     @property
     def visible(self) -> dict[str, str]:
-        found = contents(self.folder)
-        return {name: text for name, text in found.items() if not name.startswith(".")}
+        return {name: text for name, text in contents(self.folder).items() if not name.startswith(".")}
 
     @property
     def results(self) -> tuple[drop_folder.DropResult, ...]:
@@ -109,24 +110,19 @@ def drop(tmp_path):
     folder.mkdir()
     watched = Drop(folder)
     yield watched
-    watched.close()
+    watched.held.close()
 
 
-@pytest.fixture
-def at_rename(monkeypatch):
-    """Give a function that sets what happens just before the next rename."""
+def at_rename(monkeypatch, act) -> None:
+    """Set what happens just before the next rename."""
+    rename = os.rename
 
-    def arrange(act) -> None:
-        rename = os.rename
+    def once(source, target) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        act()
+        rename(source, target)
 
-        def once(source, target) -> None:
-            monkeypatch.setattr(os, "rename", rename)
-            act()
-            rename(source, target)
-
-        monkeypatch.setattr(os, "rename", once)
-
-    return arrange
+    monkeypatch.setattr(os, "rename", once)
 
 
 def contents(path: Path) -> dict[str, str]:
@@ -148,9 +144,8 @@ def test_complete_file_is_published_once_and_moved(name, model, option, drop):
     drop.start(model=option)
     modes: list[int] = []
     drop.publisher.during = lambda: modes.append(stat.S_IMODE(drop.staging.stat().st_mode))
-    drop.write(name, "a")
 
-    drop.wait(20)
+    drop.handle(name=name, seconds=20)
 
     moved = f"published/{name.removesuffix('.onnx')}-v2.onnx"
     assert (drop.published, drop.visible) == ([(model, "a")], {moved: "a"})
@@ -189,17 +184,11 @@ def test_other_files_are_ignored_and_reported_once(drop):
 
 
 def make_deep(path: Path) -> None:
-    here = os.open(".", os.O_RDONLY)
-    try:
+    path.mkdir()
+    (path / "a.onnx").write_text("a")
+    for _ in range(1500):
+        path /= "a"
         path.mkdir()
-        os.chdir(path)
-        Path("a.onnx").write_text("a")
-        for _ in range(1500):
-            Path("a").mkdir()
-            os.chdir("a")
-    finally:
-        os.fchdir(here)
-        os.close(here)
 
 
 def make_socket(path: Path) -> None:
@@ -222,7 +211,6 @@ def make_loop_inside(path: Path) -> None:
 def make_full(path: Path) -> None:
     """Make a path that is too long for a copy elsewhere, and for a name with a suffix."""
     long = path.with_name("a" * 250 + ".onnx")
-    long.mkdir()
     inside = long / ("b" * 250) / ("c" * 250)
     inside.mkdir(parents=True)
     (inside / "a.onnx").write_text("a")
@@ -324,8 +312,7 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
     assert (drop.published, drop.reported) == (given, [])
     assert drop.visible == {}
 
-    drop.write("net.onnx", "a")
-    drop.wait()
+    drop.handle()
 
     assert drop.published == [*given, ("net", "a")]
 
@@ -353,18 +340,15 @@ def test_copy_with_other_digests_is_discarded(drop, name, change):
 def test_rejected_entry_is_moved_with_its_reason(name, kind, target, drop):
     """The reason is one line, and names the original instead of the copy."""
     entry, slash, inside = name.partition("/")
-    drop.publisher.failures = [kind(f"'{drop.staging / entry}' is bad\nindeed")]
-    drop.write(name, "a")
 
-    drop.wait(20)
+    drop.handle(kind(f"'{drop.staging / entry}' is bad\nindeed"), name=name, seconds=20)
 
     reason = f"'{drop.folder / entry}' is bad indeed"
     moved = {f"rejected/{target}{slash}{inside}": "a", f"rejected/{target}.reason.txt": f"{reason}\n"}
     assert drop.visible == moved
     assert (drop.announced, drop.published) == ([f"{entry}: rejected: {reason}"], [])
 
-    drop.write(name, "a")
-    drop.wait()
+    drop.handle(name=name)
     assert [model for model, _ in drop.publisher.given] == ["net"]
 
 
@@ -383,10 +367,8 @@ def test_unexpected_error_is_a_rejection(drop):
 
 
 def test_rejected_twice_in_a_second_are_both_kept(drop):
-    drop.publisher.failures = [OperationFailed("no")] * 2
     for text in "ab":
-        drop.write("net.onnx", text)
-        drop.wait()
+        drop.handle(OperationFailed("no"), text=text)
 
     first = "rejected/net-20261121T123005Z"
     reasons = {f"{first}.onnx.reason.txt": "no\n", f"{first}-2.onnx.reason.txt": "no\n"}
@@ -410,10 +392,8 @@ def caused(error: Exception) -> OperationFailed:
 )
 def test_temporary_failure_is_tried_again(drop, error):
     tries: list[float] = []
-    drop.publisher.failures = [error] * 7
     drop.publisher.during = lambda: tries.append(drop.seconds)
-    drop.write("net.onnx", "a")
-    drop.wait()
+    drop.handle(*[error] * 7)
     assert ([*drop.visible], drop.announced) == (["net.onnx"], [])
 
     drop.wait(400)
@@ -490,30 +470,21 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
 
     (drop.folder / name).rename(drop.folder / ".before")
     (drop.folder / name).symlink_to(tmp_path / name)
-    with (
-        pytest.raises(OSError, match="outside of the folder"),
-        drop_folder.copied(entry, digests, drop.staging),
-    ):
+    refused = pytest.raises(OSError, match="outside of the folder")
+    with refused, drop_folder.copied(entry, digests, drop.staging):
         pass
     assert not drop.staging.exists()
 
 
 @cases(
     # A link would let others choose where the watcher writes.
-    link=(
-        "rejected",
-        [OperationFailed("no")],
-        lambda path: path.symlink_to(path.parents[1]),
-        "'rejected' is a link",
-    ),
-    file=("published", [], Path.touch, "File exists"),
+    link=("rejected", lambda path: path.symlink_to(path.parents[1]), "'rejected' is a link"),
+    file=("published", Path.touch, "File exists"),
 )
-def test_entry_that_cannot_be_moved_stays_and_is_handled_once(name, failures, make, reason, drop):
+def test_entry_that_cannot_be_moved_stays_and_is_handled_once(name, make, reason, drop):
     make(drop.folder / name)
     before = {*drop.folder.parent.iterdir()}
-    drop.publisher.failures = failures
-    drop.write("net.onnx", "a")
-    drop.wait(20)
+    drop.handle(*[OperationFailed("no")] * (name == "rejected"), seconds=20)
     drop.start()
     drop.wait(20)
 
@@ -539,10 +510,8 @@ def test_reason_is_not_written_through_a_planted_file(drop, tmp_path, plant):
     (drop.folder / "rejected").mkdir()
     planted = drop.folder / "rejected" / f"{REJECTED_NAME}.onnx.reason.txt"
     plant(planted, other)
-    drop.publisher.failures = [OperationFailed("no")]
-    drop.write("net.onnx", "a")
 
-    drop.wait()
+    drop.handle(OperationFailed("no"))
 
     planted.unlink()
     assert (other.read_text(), (tmp_path / "new").exists()) == ("precious", False)
@@ -551,14 +520,12 @@ def test_reason_is_not_written_through_a_planted_file(drop, tmp_path, plant):
     assert (drop.reported, drop.announced) == ([], ["net.onnx: rejected: no"])
 
 
-def test_reason_is_not_written_through_a_link_of_the_last_moment(drop, tmp_path, at_rename):
+def test_reason_is_not_written_through_a_link_of_the_last_moment(drop, tmp_path, monkeypatch):
     (other := tmp_path / "other").write_text("precious")
     planted = drop.folder / "rejected" / f"{REJECTED_NAME}.onnx.reason.txt"
-    at_rename(lambda: planted.symlink_to(other))
-    drop.publisher.failures = [OperationFailed("no")]
-    drop.write("net.onnx", "a")
+    at_rename(monkeypatch, lambda: planted.symlink_to(other))
 
-    drop.wait()
+    drop.handle(OperationFailed("no"))
 
     assert other.read_text() == "precious"
     assert drop.visible[f"rejected/{REJECTED_NAME}.onnx"] == "a"
@@ -567,7 +534,7 @@ def test_reason_is_not_written_through_a_link_of_the_last_moment(drop, tmp_path,
 
 
 @pytest.mark.parametrize("where", ["rejected", "published"])
-def test_folder_that_becomes_a_link_is_not_followed(drop, tmp_path, where, at_rename):
+def test_folder_that_becomes_a_link_is_not_followed(drop, tmp_path, where, monkeypatch):
     """Whoever may write the folder can replace its folders between any two steps."""
     (outside := tmp_path / "outside").mkdir()
     (drop.folder / where).mkdir()
@@ -576,25 +543,21 @@ def test_folder_that_becomes_a_link_is_not_followed(drop, tmp_path, where, at_re
         (drop.folder / where).rename(drop.folder / ".moved")
         (drop.folder / where).symlink_to(outside)
 
-    at_rename(swap_folder)
-    drop.publisher.failures = [OperationFailed("no")] if where == "rejected" else []
-    drop.write("net.onnx", "a")
+    at_rename(monkeypatch, swap_folder)
 
-    drop.wait()
+    drop.handle(*[OperationFailed("no")] * (where == "rejected"))
 
     assert [*outside.iterdir()] == []
     assert "a" in contents(drop.folder / ".moved").values()
 
 
-def test_entry_that_cannot_be_moved_leaves_no_reason(drop, at_rename):
+def test_entry_that_cannot_be_moved_leaves_no_reason(drop, monkeypatch):
     def fail() -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    at_rename(fail)
-    drop.publisher.failures = [OperationFailed("no")]
-    drop.write("net.onnx", "a")
+    at_rename(monkeypatch, fail)
 
-    drop.wait()
+    drop.handle(OperationFailed("no"))
 
     assert drop.visible == {"net.onnx": "a"}
     (line,) = drop.reported
@@ -656,19 +619,12 @@ CONFIG = (
 
 @pytest.fixture
 def repository(tmp_path):
-    folder = tmp_path / "repository"
-    store(folder, "net", identity("FP32", ["batch", 2]), CONFIG)
-    return folder
+    return store(tmp_path / "repository", "net", identity("FP32", ["batch", 2]), CONFIG).parents[2]
 
 
 def publish_to(repository: Path) -> drop_folder.Publish:
-    return watch.publication(
-        repository,
-        lambda: None,
-        ExaminationLimits(max_slowdown=100, max_memory_ratio=100),
-        0,
-        lambda line: None,
-    )
+    gates = ExaminationLimits(max_slowdown=100, max_memory_ratio=100)
+    return watch.publication(repository, lambda: None, gates, 0, lambda line: None)
 
 
 @pytest.mark.parametrize("place", ["net@x.onnx", "net@x/net.onnx", "net@x/model.onnx/model.onnx"])
@@ -739,16 +695,14 @@ OVERLAP = ": it contains the repository '{0}/repository', or is inside"
     model=("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
     share=("drop", "repository", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
 )
-def test_watch_that_would_reject_every_file_is_wrong_usage(
-    folder, repository_name, model, reason, repository
-):
+def test_watch_that_would_reject_every_file_is_wrong_usage(folder, target, model, reason, repository):
     base = repository.parent
     (base / "drop").mkdir()
     (base / "file").touch()
     (base / "link").symlink_to(repository / "net")
 
     with pytest.raises(WrongUsage, match=f"^{re.escape(reason.format(base))}"):
-        watch.check(base / folder, base / repository_name, model, share=1.0 * ("share" in reason))
+        watch.check(base / folder, base / target, model, share=1.0 * ("share" in reason))
 
 
 def test_command_that_cannot_watch_writes_nothing(nereid, drop, tmp_path):

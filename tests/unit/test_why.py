@@ -56,9 +56,8 @@ def test_stage_of_the_excess_is_the_cause(stage):
 
 def test_slow_variant_is_named():
     mixed = [line(variant="v1")] * 60 + [line(variant="v2", network=5.5)] * 34
-    slow = [line(variant="v2", network=50.0)] * 6
 
-    assert explain(mixed + slow, CALM).slow_variant == "v2"
+    assert explain(mixed + [line(variant="v2", network=50.0)] * 6, CALM).slow_variant == "v2"
     assert explain([line(variant="v2")] * 100, CALM).slow_variant == ""
 
 
@@ -92,16 +91,12 @@ def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective
     assert found.next_step == MEANINGS["network"][1]
 
 
-def counts(processes, busy_s, throttled, periods, now_s):
-    return Counts(processes, 2, busy_s, throttled, periods, now_s)
-
-
 def test_rates_between_two_moments():
     stays, ended, new = Process(1, 5), Process(2, 5), Process(2, 900)
     before = {stays: ProcessCounts(10.0, 1.0, 100, 50), ended: ProcessCounts(50.0, 9.0, 900, 900)}
     after = {stays: ProcessCounts(11.5, 1.8, 250, 56), new: ProcessCounts(0.5, 0.2, 50, 4)}
 
-    found = contention.between(counts(before, 100.0, 5, 100, 0.0), counts(after, 103.0, 15, 120, 2.0))
+    found = contention.between(Counts(before, 2, 100.0, 5, 100, 0.0), Counts(after, 2, 103.0, 15, 120, 2.0))
 
     assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
 

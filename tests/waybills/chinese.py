@@ -17,8 +17,7 @@ def courier(draw: Random) -> tuple[Paper, str]:
     paper.text(120, 250, label + written, "chinese", 32)
     paper.rule(304)
     area = draw.choice(("755", "021", "010", "571")) + draw.choice("WABC")
-    route = f"{area}-{draw.choice('ABCDEF')}{draw.randint(1, 99):02}"
-    paper.text(40, 316, route, "bold", 76)
+    paper.text(40, 316, f"{area}-{draw.choice('ABCDEF')}{draw.randint(1, 99):02}", "bold", 76)
     paper.rule(410)
     y = _side(paper, draw, 424, "收", "收件人", 32)
     paper.rule(y + 8)
@@ -26,20 +25,14 @@ def courier(draw: Random) -> tuple[Paper, str]:
     paper.rule(y + 8)
     left = paper.text(40, y + 20, f"托寄物：{words.one_of(draw, words.CHINESE_GOODS)}", "chinese", 26)
     left = paper.text(40, left, f"重量：{words.weight(draw)}kg", "chinese", 26)
-    left = paper.text(
-        40,
-        left,
-        f"运费：{draw.randint(10, 60)}元 {draw.choice(('寄付月结', '到付', '寄付现结'))}",
-        "chinese",
-        26,
-    )
+    fee, payment = draw.randint(10, 60), draw.choice(("寄付月结", "到付", "寄付现结"))
+    left = paper.text(40, left, f"运费：{fee}元 {payment}", "chinese", 26)
     date = f"2026-{draw.randint(1, 12):02}-{draw.randint(1, 28):02}"
     paper.text(40, left, f"打印时间：{date} {draw.randint(8, 20):02}:{draw.randint(0, 59):02}", "chinese", 24)
     paper.squares(600, y + 24, 150, draw)
     paper.text(430, y + 20, "签收：", "chinese", 26)
-    paper.text(
-        40, y + 180, draw.choice(("请当面验收后签字", "如有破损请拒收", "轻拿轻放 谢谢配合")), "chinese", 24
-    )
+    request = draw.choice(("请当面验收后签字", "如有破损请拒收", "轻拿轻放 谢谢配合"))
+    paper.text(40, y + 180, request, "chinese", 24)
     return paper, number
 
 

@@ -38,22 +38,19 @@ def stamped(paper: Paper, draw: Random) -> Image.Image:
         mark = Image.new("RGB", (size, size), "white")
         pen, text = ImageDraw.Draw(mark), draw.choice(STAMPS)
         pen.ellipse((4, 4, size - 5, size - 5), outline=ink, width=draw.randint(3, 6))
-        face = font("chinese", size // 6)
-        pen.text((size / 2, size / 2), text, fill=ink, font=face, anchor="mm")
+        pen.text((size / 2, size / 2), text, fill=ink, font=font("chinese", size // 6), anchor="mm")
         mark = mark.rotate(draw.uniform(-40, 40), fillcolor="white", resample=Image.Resampling.BICUBIC)
         left, top = draw.randint(0, paper.width - size), draw.randint(0, paper.height - size)
         area = (left, top, left + size, top + size)
         colour.paste(ImageChops.multiply(colour.crop(area), mark), area)
         inside = size * 0.12
-        paper.ignored.append(
-            rectangle(left + inside, top + inside, left + size - inside, top + size - inside)
-        )
+        corners = rectangle(left + inside, top + inside, left + size - inside, top + size - inside)
+        paper.ignored.append(corners)
     if draw.random() < 0.2:
         start = np.array([draw.randint(0, paper.width), draw.randint(0, paper.height)])
         turns = np.cumsum([[draw.uniform(-60, 90), draw.uniform(-40, 40)] for _ in range(6)], axis=0)
-        ImageDraw.Draw(colour).line(
-            [tuple(each) for each in (start + turns).tolist()], fill=(30, 40, 130), width=3
-        )
+        points = [tuple(each) for each in (start + turns).tolist()]
+        ImageDraw.Draw(colour).line(points, fill=(30, 40, 130), width=3)
     return colour
 
 
@@ -83,8 +80,7 @@ def photographed(label: Image.Image, draw: Random) -> tuple[Image.Image, np.ndar
     wobble = np.array([[draw.uniform(-tilt, tilt) for _ in range(2)] for _ in range(4)]) * (width, height)
     angle = np.deg2rad(draw.choice((0.0, 1.0, 3.0, 7.0)) * draw.uniform(-1, 1))
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    center = corners.mean(axis=0)
-    placed = (corners + wobble - center) @ turn + size / 2
+    placed = (corners + wobble - corners.mean(axis=0)) @ turn + size / 2
     photo_size = (round(size[0]), round(size[1]))
     to_photo = homography(corners, placed)
     back = np.linalg.inv(to_photo)

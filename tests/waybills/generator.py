@@ -60,8 +60,7 @@ def waybill(seed: int, has_barcodes: bool = False) -> Waybill:
 def photo(seed: int, layout: str, paper: Paper, number: str | None, draw: Random) -> Waybill:
     """Return the photo of a sheet that was printed, stamped and folded."""
     bad_print(paper, draw)
-    label = folded(stamped(paper, draw), draw)
-    image, matrix = photographed(label, draw)
+    image, matrix = photographed(folded(stamped(paper, draw), draw), draw)
     return Waybill(
         seed,
         layout,

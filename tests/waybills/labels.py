@@ -45,9 +45,8 @@ def collection_label(place: int) -> Waybill:
     paper.text(30, 24, carrier.upper(), "bold", 48)
     paper.rule(94, 4)
     y = 110.0
-    for line in ("FROM", words.person(draw), *words.address(draw), "SHIP TO:", words.person(draw)):
-        y = paper.text(30, y, line, face, 28)
-    for line in words.address(draw):
+    sender, receiver = ((words.person(draw), *words.address(draw)) for _ in range(2))
+    for line in ("FROM", *sender, "SHIP TO:", *receiver):
         y = paper.text(30, y, line, face, 28)
     paper.rule(y + 10)
     paper.text(30, y + 26, draw.choice(("TRACKING #", "TRACKING NUMBER", "TRK#")), "bold", 26)

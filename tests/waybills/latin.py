@@ -63,9 +63,8 @@ def express(draw: Random) -> tuple[Paper, str]:
     paper.text(640, y + 14, draw.choice(("0201", "0215", "0663")), "sans", 26)
     service = draw.choice(("PRIORITY OVERNIGHT", "STANDARD OVERNIGHT", "2DAY", "INTL ECONOMY"))
     paper.text(420, y + 74, service, "bold", 30)
-    paper.text(
-        30, y + 110, f"{draw.choice(('XH', 'NA', 'WZ'))} {draw.choice(('PNSA', 'LUKA', 'BVYA'))}", "bold", 80
-    )
+    area = f"{draw.choice(('XH', 'NA', 'WZ'))} {draw.choice(('PNSA', 'LUKA', 'BVYA'))}"
+    paper.text(30, y + 110, area, "bold", 80)
     paper.text(560, y + 130, numbers.digits(draw, 5), "bold", 54)
     paper.bars(40, y + 230, 720, 200, draw, number)
     return paper, number
@@ -73,12 +72,10 @@ def express(draw: Random) -> tuple[Paper, str]:
 
 def postal(draw: Random) -> tuple[Paper, str]:
     paper = Paper(1000, 720, draw.randint(0, 60))
-    number = numbers.postal(
-        draw, ("RR", "RB", "CP", "EE", "LX", "UA"), ("GB", "DE", "US", "SG", "FR", "CN", "NL")
-    )
-    paper.text(
-        30, 20, draw.choice(("REGISTERED", "SMALL PACKET", "PRIORITY PARCEL", "RECOMMANDÉ")), "bold", 40
-    )
+    countries = ("GB", "DE", "US", "SG", "FR", "CN", "NL")
+    number = numbers.postal(draw, ("RR", "RB", "CP", "EE", "LX", "UA"), countries)
+    kind = draw.choice(("REGISTERED", "SMALL PACKET", "PRIORITY PARCEL", "RECOMMANDÉ"))
+    paper.text(30, 20, kind, "bold", 40)
     paper.text(640, 26, "POSTAGE PAID", "serif", 32)
     paper.rule(80)
     y = paper.text(30, 92, "FROM:", "bold", 22)
@@ -119,11 +116,9 @@ def logistic(draw: Random) -> tuple[Paper, str]:
     paper.upright_rule(400, 20, y)
     paper.rule(y + 6)
     paper.text(30, y + 16, "SSCC", "bold", 26)
-    apart = draw.random() < 0.7
-    written = f"(00) {numbers.grouped(number, 1, 7, 9, 1)}" if apart else number
-    paper.text(
-        30, y + 48, written if draw.random() < 0.6 else number, draw.choice(("wide", "sans", "mono")), 34
-    )
+    is_apart, is_shown = draw.random() < 0.7, draw.random() < 0.6
+    written = f"(00) {numbers.grouped(number, 1, 7, 9, 1)}" if is_apart and is_shown else number
+    paper.text(30, y + 48, written, draw.choice(("wide", "sans", "mono")), 34)
     y += 110
     paper.rule(y)
     for left, top, label, value in (
