@@ -150,7 +150,7 @@ def _median(numbers: list[float]) -> float:
 class FairQueue:
     """A queue that gives all keys equal time, however long their queues or turns are.
 
-    The next turn goes to the key that has used the least time since joining the others. a key leaves
+    The next turn goes to the key that has used the least time since joining the others. A key leaves
     one turn free if any other key was present in the last `MEMORY_S` seconds; a key without a name may
     take all turns.
 

@@ -207,8 +207,8 @@ def test_next_version_is_like_the_serving_variant(published, tmp_path):
     shutil.copytree(published / "net_v1", published / "net_spare")
     edit_route(published, fallbacks=["spare"], variants=[*variants, variant("spare", "net_spare")])
 
-    gates = ExaminationLimits(is_change_accepted=True, max_slowdown=100, against=1)
-    publish(published, NET, candidate(tmp_path, 3), None, gates)
+    limits = ExaminationLimits(is_change_accepted=True, max_slowdown=100, against=1)
+    publish(published, NET, candidate(tmp_path, 3), None, limits)
 
     assert [each.name for each in route_of(published, ROUTE).variants] == ["v1", "v2", "spare", "v3"]
     assert [each.is_fallback for each in find_network(published, NET).variants] == [False, False, True, False]

@@ -156,8 +156,8 @@ def test_next_version_is_compared_by_its_angle(tmp_path):
         onnx.save(made, tmp_path / f"{name}.onnx")
 
     with pytest.raises(OperationFailed, match=re.escape("a cosine of at least 0.9 with the current")):
-        publish(repository, "faces", tmp_path / "far.onnx", None, gates=GATES)
-    done = publish(repository, "faces", tmp_path / "near.onnx", None, gates=GATES)
+        publish(repository, "faces", tmp_path / "far.onnx", None, limits=GATES)
+    done = publish(repository, "faces", tmp_path / "near.onnx", None, limits=GATES)
 
     (old,), (new,) = embeddings(convolutional(), image), embeddings(near, image)
     assert 0 < (1 - old @ new) / 2 < 0.01
@@ -171,7 +171,7 @@ def test_next_version_may_need_what_the_current_one_has_inside(tmp_path):
     repository = add_embedder(tmp_path, made=convolutional(UNIT["torch"]))
     onnx.save(convolutional(noise=0.02), tmp_path / "next.onnx")
 
-    publish(repository, "faces", tmp_path / "next.onnx", None, gates=GATES)
+    publish(repository, "faces", tmp_path / "next.onnx", None, limits=GATES)
 
     served = onnx.load(repository / "faces_network" / "2" / "model.onnx")
     assert [output.name for output in served.graph.output] == ["output"]

@@ -39,7 +39,7 @@ output { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
 parameters { key: "preset" value { string_value: "efficientnet_lite" } }
 """
 LABELS = REPOSITORY / "classify" / "labels.txt"  # 1000 of them
-GATES = {"images": (), "tolerance": 0.01, "max_slowdown": 1e9}
+LIMITS = {"images": (), "tolerance": 0.01, "max_slowdown": 1e9}
 
 
 def weights(seed: int = 0) -> np.ndarray:
@@ -84,9 +84,9 @@ def make_request(tmp_path):
             preprocess_version=1,
             labels=tmp_path / "labels.txt",
         )
-        limits = {field.name for field in fields(ExaminationLimits)} & changes.keys()
-        gates = ExaminationLimits(**GATES | {name: changes.pop(name) for name in limits})
-        return replace(request, gates=gates, **changes)
+        changed = {field.name for field in fields(ExaminationLimits)} & changes.keys()
+        limits = ExaminationLimits(**LIMITS | {name: changes.pop(name) for name in changed})
+        return replace(request, limits=limits, **changes)
 
     return question
 

@@ -623,8 +623,8 @@ def repository(tmp_path):
 
 
 def publish_to(repository: Path) -> drop_folder.Publish:
-    gates = ExaminationLimits(max_slowdown=100, max_memory_ratio=100)
-    return watch.publication(repository, lambda: None, gates, 0, lambda line: None)
+    limits = ExaminationLimits(max_slowdown=100, max_memory_ratio=100)
+    return watch.publication(repository, lambda: None, limits, 0, lambda line: None)
 
 
 @pytest.mark.parametrize("place", ["net@x.onnx", "net@x/net.onnx", "net@x/model.onnx/model.onnx"])

@@ -87,7 +87,7 @@ def publish(
     from nereid.models.publish import publisher
     from nereid.models.publish.examination import ExaminationLimits
 
-    gates = ExaminationLimits(
+    limits = ExaminationLimits(
         tolerance=tolerance,
         is_change_accepted=accept_change,
         max_slowdown=max_slowdown,
@@ -96,9 +96,9 @@ def publish(
     )
     if images:
         with invalid_values():
-            gates = replace(gates, images=tuple(collect(images)))
+            limits = replace(limits, images=tuple(collect(images)))
     record = find_server(context, changeable_repository(repository))
-    done = publisher.publish(repository, model, source, record, gates, share, show_progress, precision)
+    done = publisher.publish(repository, model, source, record, limits, share, show_progress, precision)
     print(done.line(record))
 
 
@@ -166,7 +166,7 @@ def watch(
     from nereid.models.publish.examination import ExaminationLimits
 
     watching.check(folder, repository, model, share)
-    gates = ExaminationLimits(
+    limits = ExaminationLimits(
         tolerance=tolerance,
         is_change_accepted=accept_change,
         max_slowdown=max_slowdown,
@@ -175,7 +175,7 @@ def watch(
     publishing = watching.publication(
         repository,
         lambda: find_server(context, changeable_repository(repository)),
-        gates,
+        limits,
         share,
         show_progress,
     )

@@ -442,8 +442,8 @@ class StagedAddition:
         return pin
 
     def _examination(self) -> ExaminationRequest:
-        gates = ExaminationLimits(images=self._images)
-        return examination_request(self._new / self._names.network, self._version, None, self._pin(), gates)
+        limits = ExaminationLimits(images=self._images)
+        return examination_request(self._new / self._names.network, self._version, None, self._pin(), limits)
 
     def _progress(self, line: str) -> None:
         self._report(f"examination: {line}")

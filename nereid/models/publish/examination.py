@@ -65,7 +65,7 @@ class ExaminationRequest:
         document: the model's config, with protobuf field names.
         current: the version folder to compare with; None for a first version.
         labels: label file whose lines are counted against the classes of the output.
-        gates: the limits, and the encoded golden images.
+        limits: the limits, and the encoded golden images.
         pinned: folder of the pinned model that runs the network; None without one.
         preprocess: folder of the model that converts images to inputs; None for random inputs.
         preprocess_version: the version of that model.
@@ -80,7 +80,7 @@ class ExaminationRequest:
     document: Mapping[str, Any]
     current: Path | None = None
     labels: Path | None = None
-    gates: ExaminationLimits = ExaminationLimits()
+    limits: ExaminationLimits = ExaminationLimits()
     pinned: Path | None = None
     preprocess: Path | None = None
     preprocess_version: int = 0
@@ -289,7 +289,7 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Net
             f"preprocessing '{preprocess.name}' returns {output.type_and_dims}, "
             f"but the network's inputs are {inputs}"
         )
-    samples, images = [], request.gates.images or SAMPLES
+    samples, images = [], request.limits.images or SAMPLES
     for title, image in zip(titles(images), images, strict=True):
         encoded = image.read_bytes()
         batch = pipeline.run([[encoded]])

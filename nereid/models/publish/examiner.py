@@ -400,12 +400,12 @@ def _measure(
     difference = None
     if current:
         changes = meaning.changes(samples, [current.run(sample) for sample in samples], outputs)
-        difference = _greatest(changes, request.gates, notes)
-    if not request.gates.is_change_accepted:
+        difference = _greatest(changes, request.limits, notes)
+    if not request.limits.is_change_accepted:
         check_half_range(onnx_file.network_path(request.candidate, request.document), samples)
     progress("measuring its latency")
-    latency_ms, slowdown = check_latency(network, current, samples[0], request.gates.max_slowdown)
-    max_ratio = request.gates.max_memory_ratio
+    latency_ms, slowdown = check_latency(network, current, samples[0], request.limits.max_slowdown)
+    max_ratio = request.limits.max_memory_ratio
     ratio = check_memory(memory_bytes, current_bytes, max_ratio) if current else None
     check_headroom(memory_bytes, max(1, config.cpu_instances), available)
     unique_notes = tuple(dict.fromkeys(notes))
@@ -420,11 +420,11 @@ def _examination(request: ExaminationRequest) -> Examination:
     return examination
 
 
-def _greatest(changes: Iterable[OutputChange], gates: ExaminationLimits, notes: list[str]) -> float:
+def _greatest(changes: Iterable[OutputChange], limits: ExaminationLimits, notes: list[str]) -> float:
     """Return the largest difference; one that exceeds the tolerance but is accepted is noted."""
     greatest, text = max(changes, key=lambda change: change.difference, default=(0.0, ""))
-    if greatest > gates.tolerance:
-        if not gates.is_change_accepted:
+    if greatest > limits.tolerance:
+        if not limits.is_change_accepted:
             raise Rejected(f"{text}; fix: publish it with --accept-change if the difference is intended")
         notes.append(f"accepted difference: {text}")
     return greatest

@@ -168,7 +168,7 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
 
 
 def examination_request(
-    folder: Path, candidate: Path, current: Path | None, pin: Pin | None, gates: ExaminationLimits
+    folder: Path, candidate: Path, current: Path | None, pin: Pin | None, limits: ExaminationLimits
 ) -> ExaminationRequest:
     """Return the request to examine a version of the network in `folder`, with the models beside it.
 
@@ -183,7 +183,7 @@ def examination_request(
         document=document,
         current=current,
         labels=next((folder / name for name in labels if name), None),
-        gates=gates,
+        limits=limits,
         pinned=repository / pin.model if pin else None,
         preprocess=repository / pin.preprocess if pin and pin.preprocess else None,
         preprocess_version=pin.preprocess_version if pin else 0,

@@ -89,7 +89,7 @@ def publish(
     name: str,
     source: Path,
     record: ServerRecord | None,
-    gates: ExaminationLimits | None = None,
+    limits: ExaminationLimits | None = None,
     share: float = 0,
     report: Callable[[str], None] = lambda line: None,
     precision: Precision | None = None,
@@ -103,7 +103,7 @@ def publish(
         name: the network, or a route or pinned model with this network only.
         source: the ONNX file, or a folder with it and its external data.
         record: the running server, if there is one.
-        gates: limits of the examination.
+        limits: limits of the examination.
         share: initial fraction of the traffic, 0 to below 1; 0 serves the version only on request.
         report: receives a line per step.
         precision: datatype to which the network is converted; None for no conversion.
@@ -118,11 +118,11 @@ def publish(
     check_share(share)
     with locked_repository(repository, record, report) as locked:
         check_none_active(repository, f"publish a version of '{name}'")
-        network, gates = find_network(repository, name), gates or ExaminationLimits()
-        version = NewVersion(network, _current(network, gates.against), _next_version(locked.log, network))
+        network, limits = find_network(repository, name), limits or ExaminationLimits()
+        version = NewVersion(network, _current(network, limits.against), _next_version(locked.log, network))
         with locked.preparation("publish", network.name, version.number) as staged:
             models, variants = version.successors(repository, share)
-            measured = version.stage(staged, source, gates, precision)
+            measured = version.stage(staged, source, limits, precision)
             version.copy_pinned_models(models, staged.workspace)
             check_none_active(repository, f"publish a version of '{name}'")  # the examination takes a while
         locked.commit(staged, version.actions(models, variants))
@@ -279,7 +279,7 @@ class NewVersion:
             )
 
     def stage(
-        self, staged: StagedOperation, source: Path, gates: ExaminationLimits, precision: Precision | None
+        self, staged: StagedOperation, source: Path, limits: ExaminationLimits, precision: Precision | None
     ) -> Measurements:
         """Stage and examine the version; return its measurements."""
         network, report = self.network, staged.workspace.report
@@ -290,7 +290,7 @@ class NewVersion:
         report(f"{source.name}: staged as version {self.number} of '{network.name}'")
         pin = next(iter(network.at_version(self.current).pins), None)
         present = network.folder / str(self.current)
-        request = examination_request(network.folder, folder, present, pin, gates)
+        request = examination_request(network.folder, folder, present, pin, limits)
         for change in _adapted(request, source, report):
             report(f"changed: {change}")
         if precision:

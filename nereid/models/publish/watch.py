@@ -31,7 +31,7 @@ LOCK_TIMEOUT_S = 0.5
 def publication(
     repository: Path,
     find_record: Callable[[], ServerRecord | None],
-    gates: ExaminationLimits,
+    limits: ExaminationLimits,
     share: float,
     report: WriteLine,
 ) -> Publish:
@@ -50,7 +50,7 @@ def publication(
             if version := _find_published(network, source):
                 report(f"{source.name}: identical to version {version} of '{network.name}'")
                 return network.name, version
-            done = publisher.publish(repository, name, source, record, gates, share, report)
+            done = publisher.publish(repository, name, source, record, limits, share, report)
             return done.model, done.version
 
     return publish

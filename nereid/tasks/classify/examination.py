@@ -97,7 +97,7 @@ class ScoreExamination:
         self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
     ) -> Iterator[OutputChange]:
         """Yield the largest difference of each output."""
-        tolerance = self._request.gates.tolerance
+        tolerance = self._request.limits.tolerance
         for sample, olds, news in zip(samples, before, after, strict=True):
             for name, old in olds.items():
                 text = _describe_change(sample.name, name, old, news[name], tolerance)

@@ -80,7 +80,7 @@ class VectorExamination:
         self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
     ) -> Iterator[OutputChange]:
         """Yield (1 - cosine) / 2 of each image's vectors, as reported by shadows."""
-        lowest = 1 - 2 * self._request.gates.tolerance
+        lowest = 1 - 2 * self._request.limits.tolerance
         for sample, *versions in zip(samples, before, after, strict=True):
             old, new = (_row(sample, arrays) for arrays in versions)
             if old.shape != new.shape:

@@ -116,13 +116,13 @@ class LineExamination:
         lost = next((line for line in before if line not in after), "")
         new = next((line for line in after if line not in before), "")
         return (
-            f"text of {Path(image).name}: expected at most {self._request.gates.tolerance:.3g} of the "
+            f"text of {Path(image).name}: expected at most {self._request.limits.tolerance:.3g} of the "
             f"characters to differ, got {distance:.3g}: '{lost}' before, '{new}' now"
         )
 
     @property
     def _images(self) -> list[Path]:
-        return [*dict.fromkeys(self._request.gates.images or (PARCEL_LABEL,))]
+        return [*dict.fromkeys(self._request.limits.images or (PARCEL_LABEL,))]
 
     def _cutter(self) -> Callable[[bytes], list[np.ndarray]]:
         """Return a function that cuts the lines out of an image, within the reader's limits."""

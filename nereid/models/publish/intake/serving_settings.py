@@ -172,7 +172,7 @@ class Images:
         """Return all parameters of the preprocessing, and the origin of those that were not given.
 
         They combine the noted and the given parameters with those that input and head determine. A given
-        normalisation or preset replaces everything the exporter exporter_settings.
+        normalisation or preset replaces everything the exporter noted.
 
         Raises:
             WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
