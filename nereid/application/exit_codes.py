@@ -39,7 +39,9 @@ def reason(error: Exception) -> str:
     """Return the text that a user reads; for a system error, it includes the file name, if there is one."""
     if isinstance(error, OSError):
         # Of the two files of a copy, the second is written.
-        name = error.filename2 if error.errno in files.FULL and error.filename2 else error.filename
+        name = (
+            error.filename2 if error.errno in files.DISK_FULL_ERRNOS and error.filename2 else error.filename
+        )
         named = f"'{name}': " if name else ""
         return f"{named}{error.strerror or error}"
     return str(error)

@@ -119,7 +119,7 @@ class RepositoryRoute:
                 text = f"expected generation {generation}, got {current}: the route has changed"
                 raise Failure("conflict", text)
             note = f"set through the gateway by {author}"
-            return change.Proposal(change.reweighted(weights)(present).route, note)
+            return change.Proposal(change.propose_weights(weights)(present).route, note)
 
         failed = "the server does not serve the change; see the route and the log"
         with _failures(failed, WrongUsage, InvalidConfig):

@@ -72,6 +72,21 @@ NOT_READY_TEXT = "is not ready"
 SHARED_MEMORY_FULL_TEXT = "Failed to increase the shared memory pool size"
 SHARED_MEMORY_FULL = "the memory that the server's processes share is full"
 RESTRICTED_TEXT = "is restricted"
+# What these texts mean, anywhere in a message: an ensemble inserts its own text before them.
+CODES_BY_TEXT: Mapping[str, str] = {
+    INVALID_REQUEST_PREFIX: "invalid_request",
+    INVALID_IMAGE_PREFIX: "invalid_image",
+    INFERENCE_FAILED_PREFIX: "inference_failed",
+    OVERLOADED_PREFIX: "overloaded",
+    DEADLINE_EXCEEDED_PREFIX: "deadline_exceeded",
+    UNAVAILABLE_PREFIX: "unavailable",
+    CANCELLED_PREFIX: "cancelled",
+    QUEUE_FULL_TEXT: "overloaded",
+    QUEUE_TIMEOUT_TEXT: "deadline_exceeded",
+    SHARED_MEMORY_FULL_TEXT: "overloaded",
+    NOT_HEALTHY_TEXT: "stub_died",
+    NOT_READY_TEXT: "unavailable",
+}
 # A server log line that the supervisor reads.
 _FAILED_DEVICE = re.compile(rf'"?{DEVICE_FAILED}process (\d+) of ')
 _UNHEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")

@@ -155,33 +155,29 @@ def from_exception(error: Exception) -> ServingError:
 def from_message(message: str) -> ServingError:
     """Restore the error whose text was passed on by BLS or an ensemble.
 
-    Triton may insert its own text before it (`in ensemble 'classify_v1', …`), so the first prefix anywhere in
-    the message decides. Some messages are Triton's own. Any other becomes `InferenceFailed`.
+    Triton may insert its own text before it (`in ensemble 'classify_v1', …`), so the first known text in the
+    message decides. A message without one becomes `InferenceFailed`.
     """
     if contract.SHARED_MEMORY_FULL_TEXT in message:
         return Overloaded(contract.SHARED_MEMORY_FULL)
-    found = [(message.find(cls.prefix), cls) for cls in _RESTORABLE if cls.prefix in message]
+    found = [(message.find(text), text) for text in contract.CODES_BY_TEXT if text in message]
     if not found:
-        return next((cls for text, cls in _TRITON_TEXTS if text in message), InferenceFailed)(message)
-    start, cls = min(found, key=lambda pair: pair[0])
-    return cls(message[start + len(cls.prefix) :])
+        return InferenceFailed(message)
+    start, text = min(found)
+    error = _ERRORS[contract.CODES_BY_TEXT[text]]
+    return error(message[start + len(text) :] if text == error.prefix else message)
 
 
-_RESTORABLE: tuple[type[ServingError], ...] = (
-    InvalidRequest,
-    InvalidImage,
-    InferenceFailed,
-    Overloaded,
-    DeadlineExceeded,
-    Unavailable,
-    Cancelled,
-)
-_TRITON_TEXTS: tuple[tuple[str, type[ServingError]], ...] = (
-    (contract.QUEUE_FULL_TEXT, Overloaded),
-    (contract.QUEUE_TIMEOUT_TEXT, DeadlineExceeded),
-    (contract.NOT_HEALTHY_TEXT, StubDied),
-    (contract.NOT_READY_TEXT, Unavailable),
-)
+_ERRORS: dict[str, type[ServingError]] = {
+    "invalid_request": InvalidRequest,
+    "invalid_image": InvalidImage,
+    "inference_failed": InferenceFailed,
+    "overloaded": Overloaded,
+    "deadline_exceeded": DeadlineExceeded,
+    "unavailable": Unavailable,
+    "cancelled": Cancelled,
+    "stub_died": StubDied,
+}
 
 
 class OperationFailed(Exception):

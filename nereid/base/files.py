@@ -13,7 +13,7 @@ from typing import BinaryIO
 from nereid.base.errors import OperationFailed
 
 # System errors for a full disk and an exhausted quota.
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 LOCK_TIMEOUT_S = 5.0
 POLL_S = 0.02
 

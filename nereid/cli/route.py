@@ -171,7 +171,7 @@ def revert(
     from nereid.models.routes.target import find_route
 
     _report_damage(find_route(changeable_repository(repository), route))
-    _change(context, change.reverted(generation), offline, route, repository)
+    _change(context, change.propose_revert(generation), offline, route, repository)
 
 
 @app.command()
@@ -241,8 +241,8 @@ def _proposal(words: list[str], file: str) -> "Propose | None":
     if weights and file:
         raise WrongUsage("expected either NAME=WEIGHT… or --file, got both")
     if file:
-        return change.replaced(_content(file), "stdin" if file == "-" else file)
-    return change.reweighted(weights) if weights else None
+        return change.propose_content(_content(file), "stdin" if file == "-" else file)
+    return change.propose_weights(weights) if weights else None
 
 
 def _content(file: str) -> bytes:

@@ -95,20 +95,15 @@ _STATUSES: dict[str | None, type[ClassifierError]] = {
     "StatusCode.UNAVAILABLE": Unreachable,
     "StatusCode.CANCELLED": Unreachable,
 }
-# A text can appear anywhere in a message, because an ensemble inserts its own text before it.
+_ERRORS: dict[str, type[ClassifierError]] = {
+    **dict.fromkeys(("invalid_request", "invalid_image"), RequestRefused),
+    **dict.fromkeys(("inference_failed", "cancelled", "stub_died"), ServerFailed),
+    "overloaded": Overloaded,
+    "deadline_exceeded": TimedOut,
+    "unavailable": Unavailable,
+}
 _SERVER_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
-    (contract.INVALID_REQUEST_PREFIX, RequestRefused),
-    (contract.INVALID_IMAGE_PREFIX, RequestRefused),
-    (contract.INFERENCE_FAILED_PREFIX, ServerFailed),
-    (contract.OVERLOADED_PREFIX, Overloaded),
-    (contract.DEADLINE_EXCEEDED_PREFIX, TimedOut),
-    (contract.UNAVAILABLE_PREFIX, Unavailable),
-    (contract.CANCELLED_PREFIX, ServerFailed),
-    (contract.QUEUE_FULL_TEXT, Overloaded),
-    (contract.QUEUE_TIMEOUT_TEXT, TimedOut),
-    (contract.SHARED_MEMORY_FULL_TEXT, Overloaded),
-    (contract.NOT_HEALTHY_TEXT, ServerFailed),
-    (contract.NOT_READY_TEXT, Unavailable),
+    *((text, _ERRORS[code]) for text, code in contract.CODES_BY_TEXT.items()),
     (contract.RESTRICTED_TEXT, RequestRefused),
     ("Unable to find shared memory region", Unavailable),
 )

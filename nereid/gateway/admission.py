@@ -205,15 +205,15 @@ class FairQueue:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(key_id, deque()).append(turn)
-        self._give()
+        self._grant()
         try:
             async with asyncio.timeout(None if turn.done() else remaining_s):
                 await turn
         except BaseException:
-            self._give_up(key_id, turn)
+            self._abandon(key_id, turn)
             raise
 
-    def leave(self, key_id: str, seconds: float = 0.0) -> None:
+    def release(self, key_id: str, seconds: float = 0.0) -> None:
         """End a key's turn that lasted `seconds`, and pass it to the next waiting key."""
         self.taken -= 1
         self._held[key_id] -= 1
@@ -221,9 +221,9 @@ class FairQueue:
         self._last_s[key_id] = seconds
         self._forget(key_id)
         if self._queues:
-            self._give()
+            self._grant()
 
-    def _give(self) -> None:
+    def _grant(self) -> None:
         while (key_id := self._next()) is not None:
             queue = self._queues.pop(key_id)
             turn = queue.popleft()
@@ -257,7 +257,7 @@ class FairQueue:
     def _tag_s(self, key_id: str) -> float:
         return self._used_s[key_id] + self._held[key_id] * self._last_s[key_id]
 
-    def _give_up(self, key_id: str, turn: "asyncio.Future[None]") -> None:
+    def _abandon(self, key_id: str, turn: "asyncio.Future[None]") -> None:
         queue = self._queues.get(key_id, deque())
         if turn in queue:
             queue.remove(turn)
@@ -265,7 +265,7 @@ class FairQueue:
                 del self._queues[key_id]
             self._forget(key_id)
         elif not turn.cancelled():  # it got a turn at the same moment
-            self.leave(key_id)
+            self.release(key_id)
 
     def _forget(self, key_id: str) -> None:
         """Forget a key that has no turn, is not waiting, and has used no more time than others."""
@@ -548,7 +548,7 @@ class Slot:
         """Release the slot without recording a sample, even if it is still waiting."""
         while self._turns:
             turns, key_id = self._turns.pop()
-            turns.leave(key_id, self._in_flight_s())
+            turns.release(key_id, self._in_flight_s())
         if self._key_id:
             self._admission.forget(self._key_id, self._model)
 

@@ -110,13 +110,9 @@ UNAVAILABLE_RETRY_S = 1.0
 _INTERNAL = re.compile(r"shm|shared memory|nereid-[0-9a-f]{8}|(?:^|[\s'\"(=])/\w[\w.-]*/")
 _HIDDEN = "the logs of server and gateway have the reason"
 _BLAMED: dict[int, Code] = {400: "invalid_request", 404: "not_found", 429: "overloaded"}
+_CODES: dict[str, Code] = {code: code for code in KINDS}
 _TEXTS: tuple[tuple[str, Code], ...] = (
-    *((kind.prefix, code) for code, kind in KINDS.items() if kind.prefix and code != "unreachable"),
-    (contract.CANCELLED_PREFIX, "inference_failed"),
-    (contract.QUEUE_FULL_TEXT, "overloaded"),
-    (contract.QUEUE_TIMEOUT_TEXT, "deadline_exceeded"),
-    (contract.NOT_HEALTHY_TEXT, "inference_failed"),
-    (contract.NOT_READY_TEXT, "unavailable"),
+    *((text, _CODES.get(code, "inference_failed")) for text, code in contract.CODES_BY_TEXT.items()),
     # For example a number that is too large.
     ("failed to parse the request JSON buffer", "invalid_request"),
 )

@@ -250,7 +250,9 @@ def thread_budget(
         network = config
         if backend in PARTS:
             names = config.settings(entry_point_of_backend(backend, "settings") or FusedSettings)
-            network = config.sibling(names.network, names.network_version).replacing(names.of_network)
+            network = config.sibling(names.network, names.network_version).with_parameters(
+                names.network_overrides
+            )
         count = (instances or {}).get(name, config.cpu_instances)
         if processes := count * len(served_versions(repository / name, document)):
             threads = thread_counts(network.parameters, count)

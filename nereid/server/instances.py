@@ -10,7 +10,7 @@ from statistics import fmean
 from nereid.backends.triton.stub_processes import PROC, Process
 from nereid.base import metrics_page
 from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
-from nereid.base.config.model_config import CONFIGS, read_profile
+from nereid.base.config.model_config import config_path, read_profile
 from nereid.base.errors import InvalidConfig
 from nereid.base.metrics_page import Snapshot
 from nereid.base.processes import BackOff, available_bytes
@@ -378,13 +378,10 @@ class InstanceController:
 
     def _config_time(self, name: str) -> int:
         """Return when a model's config changed, in nanoseconds; 0 if it has none."""
-        folder = Path(self._record.repository) / name
-        for path in (folder / CONFIGS / f"{self._record.profile}.pbtxt", folder / "config.pbtxt"):
-            try:
-                return path.stat().st_mtime_ns
-            except OSError:
-                continue
-        return 0
+        try:
+            return config_path(Path(self._record.repository) / name, self._record.profile).stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _read_bounds(self, name: str, known: InstanceBounds | None) -> InstanceBounds | None:
         """Return the bounds in a config, or the last known ones while it cannot be read."""

@@ -14,7 +14,7 @@ import pytest
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.routes.change import RunningServer, Superseded, change, reweighted
+from nereid.models.routes.change import RunningServer, Superseded, change, propose_weights
 from nereid.models.routes.target import find_route
 from nereid.repository.layout import versions_there
 from nereid.server.run_dir import ServerRecord
@@ -161,7 +161,7 @@ def fidgeting(repository: Path, record: ServerRecord) -> Iterator[None]:
     def change_on() -> None:
         for weight in itertools.cycle((100, 101)):
             with suppress(Superseded):  # by the publisher
-                change(find_route(repository, ROUTE), reweighted({"v1": weight}), RunningServer(record))
+                change(find_route(repository, ROUTE), propose_weights({"v1": weight}), RunningServer(record))
             if is_over.wait(0.2):
                 return
 

@@ -66,7 +66,7 @@ LIMITS_MIB = (160, 224, 320, 448, 640, 896, 1280)
 
 def opened(config: ModelConfig, events: SessionEvents | None = None) -> Session:
     """Open a network as the backend does, without runs at load."""
-    config = config.replacing({"nereid.warm_batch_sizes": ""})
+    config = config.with_parameters({"nereid.warm_batch_sizes": ""})
     return Session.from_config(config, BackendSettings(profile=chain.PROFILE), 1, events)
 
 
@@ -75,7 +75,7 @@ def accelerated(name: str, options: dict[str, str]) -> ModelConfig:
     config = chain.gpu_config(chain.NETWORK)
     accelerators = {"gpu_execution_accelerator": [{"name": name, "parameters": options}]}
     document = {**config.document, "optimization": {"execution_accelerators": accelerators}}
-    return replace(config, document=document).replacing({CUDA_GRAPHS: "false"})
+    return replace(config, document=document).with_parameters({CUDA_GRAPHS: "false"})
 
 
 def scores(session: Session, rows: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.network import find_network
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.publish.remove import remove
-from nereid.models.rollout.controller import withdrawn
+from nereid.models.rollout.controller import propose_withdrawal
 from nereid.models.rollout.plan import Pair, make_plan
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.explain import explain
@@ -197,7 +197,7 @@ def test_withdrawn_candidate_makes_its_control_the_default():
     pair = Pair(("new", "2"), ("old", "1"), "rollout-new")
     started = Rollout(1, make_plan(candidate="new"), pair, 0.1, 0.01, datetime.now(UTC), "me")
 
-    route = withdrawn(started)(RouteFile(None, text, (), None)).route
+    route = propose_withdrawal(started)(RouteFile(None, text, (), None)).route
 
     assert (route.default, route.fallbacks) == ("old", ())
 

@@ -179,13 +179,13 @@ async def test_keys_share_the_time(before, seconds, expected):
         nonlocal came
         await turns.take(key_id)
         came += key_id
-        turns.leave(key_id, seconds[key_id])
+        turns.release(key_id, seconds[key_id])
 
     for key_id in before:
         await wait(key_id)
     await turns.take("")
     tasks = await asked(*(wait(key_id) for key_id in sorted(expected)))
-    turns.leave("")
+    turns.release("")
     await asyncio.gather(*tasks)
 
     assert came == before + expected

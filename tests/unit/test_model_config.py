@@ -102,7 +102,7 @@ def test_gpu_is_named_by_the_file_in_use(files, profile, expected, tmp_path):
         groups = [f"instance_group {{ kind: {kind} }}" for kind in kinds.split()]
         (tmp_path / name).write_text(" ".join(groups))
 
-    assert ModelConfig.from_document({}, tmp_path, 1, "GPU").names_gpu(profile) is expected
+    assert ModelConfig.from_document({}, tmp_path, 1, "GPU").requests_gpu(profile) is expected
 
 
 @cases(

@@ -218,7 +218,7 @@ def test_failure_to_open_is_raised():
 
 def test_batches_get_slots_in_their_order():
     """A batch whose images are all bad is answered without a run."""
-    slots = overlap.Slots(2)
+    slots = overlap.SlotScheduler(2)
     assert slots.submitted(0) == [overlap.Decode(0, 0)]
     assert [slots.submitted(batch) for batch in (1, 2, 3)] == [[], [], []]
 

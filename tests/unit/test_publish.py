@@ -21,7 +21,7 @@ from nereid.models.publish import transaction
 from nereid.models.publish.actions import AddVariant, Install, LoadVersion, Policy, Warm
 from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.routes.change import change, reweighted
+from nereid.models.routes.change import change, propose_weights
 from nereid.models.routes.target import find_route
 from nereid.repository.layout import Pin, configs, pins
 from nereid.server.ports import Ports, free_ports
@@ -232,7 +232,7 @@ def store_versions(repository: Path, *numbers: int) -> None:
 
 
 def set_weights(repository: Path, **given: float) -> None:
-    change(find_route(repository, ROUTE), reweighted(given), None, is_offline=True)
+    change(find_route(repository, ROUTE), propose_weights(given), None, is_offline=True)
 
 
 def test_rollback_changes_all_routes_or_none(repository):

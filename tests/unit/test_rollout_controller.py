@@ -16,7 +16,7 @@ from nereid.models.rollout import orders
 from nereid.models.rollout.controller import Controller
 from nereid.models.rollout.plan import BOUNDS
 from nereid.models.rollout.rollout_journal import folder_of
-from nereid.models.routes.change import RunningServer, change, reweighted
+from nereid.models.routes.change import RunningServer, change, propose_weights
 from nereid.models.routes.target import read_state
 from nereid.server import run_dir
 from tests.fake_server import FakeServer, killed_at, running
@@ -215,7 +215,7 @@ def test_inconclusive_step_can_roll_back(rollout, tmp_path):
 def test_edited_route_pauses_and_names_the_edit(rollout):
     """The controller never overwrites somebody else's change before a person resumes."""
     rollout.start_measuring()
-    change(rollout.location, reweighted({"new": 33}), RunningServer(rollout.record))
+    change(rollout.location, propose_weights({"new": 33}), RunningServer(rollout.record))
 
     state = rollout.run("paused")
 

@@ -138,13 +138,13 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
     fast=([(10, 9, 10), (10, 10, 10)], None, [(10, 0), (0, 0)], 10),
     slow=([(10, 10, 9), (20, 20, 20), (20, 20, 21)], [0, 0], [(9, 0), (11, 0), (1, 1)], 21),
 )
-def test_bucket_that_lags_behind_counts_once(cumulative, owed, slow, counted):
+def test_bucket_that_lags_behind_counts_once(cumulative, carried_slow, slow, counted):
     """A page may be written while the route counts; the next page makes up for it."""
     line = f'{measurement.DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
     before, found = Snapshot({}), []
     for counts in cumulative:
         page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), counts)))
-        found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, owed))
+        found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, carried_slow))
         before = page
 
     assert [counts.events["slow"][0] for counts in found] == [Tally(*each) for each in slow]

@@ -15,7 +15,7 @@ from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
 from nereid.models.publish.watch import publication
 from nereid.models.rollout import controller, plan, rollout_journal
-from nereid.models.rollout.controller import at_step, compared, first_step, withdrawn
+from nereid.models.rollout.controller import find_pair, first_step, propose_step, propose_withdrawal
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout, RolloutActive, RolloutEvent, RolloutJournals
 from nereid.models.rollout.service import metrics
@@ -79,7 +79,7 @@ def test_control_is_the_only_other_variant_with_traffic(variants, message):
     """Otherwise the comparison would have no meaning."""
     found = table(*(variant(name, f"net_{name}", weight) for name, weight in variants))
     with pytest.raises(WrongUsage, match=message) if message else contextlib.nullcontext():
-        assert compared(found, "new") == PAIR
+        assert find_pair(found, "new") == PAIR
 
 
 def test_steps_up_to_the_present_share_are_left_out():
@@ -108,21 +108,21 @@ def test_sticky_keys_move_only_to_the_candidate():
     found = table(variant("old", "net_old", 100), variant("new", "net_new", 0))
     moved: set[str] = set()
     for step in range(3):
-        route = at_step(rollout(step=step))(present(found)).route
+        route = propose_step(rollout(step=step))(present(found)).route
         now = {key for key in KEYS if assign(route, key).name == "new"}
         assert moved <= now
         moved = now
     assert moved == {*KEYS}
-    assert {each.weight for each in withdrawn(rollout())(present(found)).route.variants} == {100, 0}
+    assert {each.weight for each in propose_withdrawal(rollout())(present(found)).route.variants} == {100, 0}
 
 
 def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
     own = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
     found = table(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
-    first = at_step(rollout(steps=["shadow", 100]))(present(found)).route
+    first = propose_step(rollout(steps=["shadow", 100]))(present(found)).route
     shadows = [(each.name, each.model, each.version) for each in first.shadows]
     assert shadows == [("own", "m", 1), ("rollout-new", "net_new", 3)]
-    later = at_step(rollout(steps=["shadow", 100], step=1))(present(Table(first, "", {}))).route
+    later = propose_step(rollout(steps=["shadow", 100], step=1))(present(Table(first, "", {}))).route
     assert [each.name for each in later.shadows] == ["own"]
 
 

@@ -17,7 +17,14 @@ from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import user_name
 from nereid.base.metrics_page import Snapshot
 from nereid.cli import route as commands
-from nereid.models.routes.change import RunningServer, Served, change, read_metrics, reweighted, served_status
+from nereid.models.routes.change import (
+    RunningServer,
+    Served,
+    change,
+    propose_weights,
+    read_metrics,
+    served_status,
+)
 from nereid.models.routes.target import find_route, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
@@ -372,7 +379,7 @@ def test_concurrent_writers_lose_nothing(nereid, repository):
     target = find_route(repository)
     with ThreadPoolExecutor(8) as pool:
         for number in range(1, 9):
-            pool.submit(change, target, reweighted({"v1": number}), None, is_offline=True)
+            pool.submit(change, target, propose_weights({"v1": number}), None, is_offline=True)
 
     recorded = json.loads(nereid("history", "--json").stdout)
     assert [entry["generation"] for entry in recorded] == [8, 7, 6, 5, 4, 3, 2, 1, 0]
@@ -387,7 +394,7 @@ def test_killed_writer_leaves_a_whole_file(nereid, repository):
         target.path.write_text(json.dumps(ROUTE))
         target.history.path.unlink(missing_ok=True)
         with killed_at(number) as changes:
-            change(target, reweighted({"v1": 5}), None, is_offline=True)
+            change(target, propose_weights({"v1": 5}), None, is_offline=True)
         if len(changes) < number:
             break
         seen.append(weights(repository)[0])
@@ -432,7 +439,7 @@ def test_change_needs_ready_models(repository):
     server = FakeServer(not_ready=frozenset({"second"}))
 
     with pytest.raises(InvalidConfig, match=r"^'v2' names version 3 of 'second': not ready$"):
-        change(find_route(repository), reweighted({"v1": 30}), server)
+        change(find_route(repository), propose_weights({"v1": 30}), server)
     assert server.checked == [("first", 1), ("second", 3)]
     assert contents(repository) == before | {HISTORY: sha256(b"").hexdigest()}
 
@@ -445,7 +452,7 @@ def test_change_that_is_not_served_is_a_failure(says, reason, repository):
     target = find_route(repository)
 
     with pytest.raises(OperationFailed) as error:
-        change(target, reweighted({"v1": 30}), FakeServer(says), wait_s=0.1)
+        change(target, propose_weights({"v1": 30}), FakeServer(says), wait_s=0.1)
 
     assert reason in str(error.value)
     assert "wrote generation 1 of '" in str(error.value)

@@ -20,7 +20,7 @@ from nereid.base.journal import Journal
 from nereid.base.tracing import collector, request_log
 from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, RecordFile, Traces, read_records
 from nereid.base.tracing.context import TraceContext, begin, parse
-from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
+from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, never_raises
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -280,7 +280,7 @@ def test_flood_of_samples_leaves_room_for_failures():
 
 
 def test_tracing_never_raises(caplog):
-    @harmless
+    @never_raises
     def fail(number: int) -> int:
         return number // 0
 

@@ -11,7 +11,7 @@ from nereid.backends.routing.assignment import FORCED
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, begin, new_trace, parse
-from nereid.base.tracing.records import Record, Tracer, failed, harmless, kept, shortened, span
+from nereid.base.tracing.records import Record, Tracer, failed, keep_reason, never_raises, shortened, span
 
 # A model with this many attempts that are past their deadline and have not returned gets no more, because
 # each occupies a thread, in the server as well.
@@ -118,7 +118,7 @@ class RequestTrace:
         self.is_probe = self._has_ended = self._is_kept = False
         self._arrived_ns = time.time_ns() if tracer else 0
 
-    @harmless
+    @never_raises
     def begin(self, parameters: Mapping[str, str]) -> None:
         """Begin the span of the route, in the trace of the caller if the parameters have one."""
         self.is_probe = self.is_probe or PROBE_HEADER in parameters
@@ -129,7 +129,7 @@ class RequestTrace:
             self._span = OpenSpan(context, f"route {self._route}")
             self._span.begin_ns = self._arrived_ns
 
-    @harmless
+    @never_raises
     def attempt(self, variant: str, version: str, reason: str) -> OpenSpan | None:
         """Begin the span of an attempt."""
         if self._span is None:
@@ -142,7 +142,7 @@ class RequestTrace:
         """Return the parameters of the request of an attempt or a shadow."""
         return attempt.parameters if attempt else PROBE if self.is_probe else NO_PARAMETERS
 
-    @harmless
+    @never_raises
     def end_attempt(self, attempt: OpenSpan | None, error: ServingError | None) -> None:
         """End the span of an attempt; one that returns after the response has a record of its own."""
         if self._span is None or attempt is None or self._tracer is None:
@@ -153,7 +153,7 @@ class RequestTrace:
         else:
             self._attempts.append(record)
 
-    @harmless
+    @never_raises
     def end(self, error: ServingError | None = None, **about: Any) -> None:
         """End the span of the route, and send its record with those of its attempts.
 
@@ -172,14 +172,14 @@ class RequestTrace:
         record = self._span.record("route", self._parent, error)
         is_slow = self._tracer.is_slow(record["begin"], record["end"])
         is_wanted = error is not None or self._last.get("reason") in FORCED
-        reason = kept(is_slow or is_fault(error), is_wanted)
+        reason = keep_reason(is_slow or is_fault(error), is_wanted)
         self._is_kept = bool(reason)
         is_sampled = self._span.context.is_sampled
         self._tracer.send(
             {**record, **reason, "sampled": is_sampled, "id": self._id, "inner": self._attempts}
         )
 
-    @harmless
+    @never_raises
     def shadow(self, name: str) -> OpenSpan | None:
         """Begin the span of a shadow, in a trace of its own that is linked to this one."""
         if self._span is None:
@@ -187,7 +187,7 @@ class RequestTrace:
         context = new_trace(self._span.context.is_sampled or self._is_kept)
         return OpenSpan(context, f"shadow {name}", shadow=name)
 
-    @harmless
+    @never_raises
     def end_shadow(self, shadow: OpenSpan | None, error: Exception | None) -> None:
         """End the span of a shadow."""
         if self._span is None or shadow is None or self._tracer is None:

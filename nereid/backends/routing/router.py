@@ -189,7 +189,7 @@ class Router:
     def _finish(self, admitted: AdmittedRequest, queue: FallbackQueue) -> None:
         try:
             attempt, response = self._serve(admitted, queue)
-        except _Ended:
+        except _AlreadyAnswered:
             return
         except Exception as raised:
             self._free_slot(admitted)
@@ -404,7 +404,7 @@ class Router:
                 attempt.served.answered_at = self._clock()
         if is_late:
             self._metrics.add("late_total", **attempt.served.labels)
-            raise _Ended
+            raise _AlreadyAnswered
         if error:
             raise error
         return response
@@ -445,5 +445,5 @@ class Router:
         return True
 
 
-class _Ended(Exception):
+class _AlreadyAnswered(Exception):
     """The attempt ended past its deadline: the client had an error, or another variant the request."""

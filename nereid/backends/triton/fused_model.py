@@ -40,8 +40,10 @@ class FusedModel:
         # The plain configs are for a CPU.
         profile = backend_settings().profile if config.device_kind == "GPU" else ""
         preprocess, network = (
-            config.sibling(*sibling, profile).replacing(changed)
-            for sibling, changed in zip(names.models, (names.of_preprocess, names.of_network), strict=False)
+            config.sibling(*sibling, profile).with_parameters(changed)
+            for sibling, changed in zip(
+                names.models, (names.preprocess_overrides, names.network_overrides), strict=False
+            )
         )
         self._signals = ImageSignals(config)
         self._post = open_post_processing(config, names, network)

@@ -12,7 +12,17 @@ from nereid.base.config.server_flags import backend_settings, server_command_lin
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, begin, parse
-from nereid.base.tracing.records import FLAGS, Record, Tracer, failed, harmless, inner, kept, shortened, span
+from nereid.base.tracing.records import (
+    FLAGS,
+    Record,
+    Tracer,
+    failed,
+    inner,
+    keep_reason,
+    never_raises,
+    shortened,
+    span,
+)
 
 
 class Times(Protocol):
@@ -54,7 +64,7 @@ class ModelTracer:
         if self._tracer:
             self._tracer.close()
 
-    @harmless
+    @never_raises
     def begin(self, requests: Sequence[Any]) -> "BatchTrace | None":
         """Begin the spans of a batch; None if no request is traced."""
         if self._tracer is None:
@@ -88,18 +98,18 @@ class BatchTrace:
         """The span of each request, for the models to which it sends requests; "" for one without a trace."""
         return [str(each.context) if each else "" for each in self._traced]
 
-    @harmless
+    @never_raises
     def prepared(self, images: Sequence[Sequence[Times]]) -> None:
         """Store the times of each request's images."""
         self._images = images
 
-    @harmless
+    @never_raises
     def ran(self, begin_ns: int, rows: int, end_ns: int = 0) -> None:
         """Store a run of the network, which ends now or at `end_ns`."""
         self._network.append(inner("network", begin_ns, end_ns or time.time_ns()))
         self._rows = rows
 
-    @harmless
+    @never_raises
     def end(self, outcomes: Sequence[Any]) -> None:
         """Send the record of each request.
 
@@ -124,7 +134,7 @@ class BatchTrace:
                     "id": traced.request_id,
                     "about": {**about, "queue_ms": queue_ms},
                     "inner": [*(each for times in images for each in times.spans()), *self._network],
-                    **kept(is_slow or is_fault(error), error is not None),
+                    **keep_reason(is_slow or is_fault(error), error is not None),
                     "sampled": traced.context.is_sampled,
                     **failed(error),
                 }

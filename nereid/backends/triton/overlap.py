@@ -50,7 +50,7 @@ class _State(Enum):
     ANSWERING = auto()
 
 
-class Slots:
+class SlotScheduler:
     """The states of `count` slots, and the batches that wait for one.
 
     One batch is decoded at a time, and batches keep their order.
@@ -142,7 +142,7 @@ class Overlap:
         log: Callable[[str], None] = print,
     ) -> None:
         sys.setswitchinterval(SWITCH_S)
-        self._slots, self._lock = Slots(SLOTS), threading.Condition()
+        self._slots, self._lock = SlotScheduler(SLOTS), threading.Condition()
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._answers: SimpleQueue[int | None] = SimpleQueue()
         self._numbers, self._submitted = itertools.count(), dict[int, BatchJob]()

@@ -131,7 +131,7 @@ class ModelConfig:
         """Return this config with the given number of CPU instances."""
         return replace(self, document=with_instances(self.document, count))
 
-    def names_gpu(self, profile: str) -> bool:
+    def requests_gpu(self, profile: str) -> bool:
         """Return whether the config file requests a GPU; Triton passes on KIND_AUTO as its own choice.
 
         Args:
@@ -155,7 +155,7 @@ class ModelConfig:
         document = read_profile(folder, profile) or read_pbtxt(folder / "config.pbtxt")
         return ModelConfig.from_document(document, folder, version, self.device_kind, self.device_id)
 
-    def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":
+    def with_parameters(self, parameters: Mapping[str, str]) -> "ModelConfig":
         """Return this config with some parameter values replaced."""
         return replace(self, parameters={**self.parameters, **parameters})
 
@@ -247,12 +247,12 @@ class FusedSettings:
         return [(self.preprocess, self.preprocess_version), (self.network, self.network_version), *last]
 
     @property
-    def of_preprocess(self) -> dict[str, str]:
+    def preprocess_overrides(self) -> dict[str, str]:
         """Return the parameters that override the preprocessing model's own."""
         return _given({"decode_threads": self.decode_threads})
 
     @property
-    def of_network(self) -> dict[str, str]:
+    def network_overrides(self) -> dict[str, str]:
         """Return the parameters that override the network's own."""
         return _given(
             {
@@ -296,14 +296,19 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
+def config_path(folder: Path, profile: str) -> Path:
+    """Return the file of a model's config for `profile`, or of its plain one, which may be missing."""
+    named = folder / CONFIGS / f"{profile}.pbtxt"
+    return named if profile and named.exists() else folder / "config.pbtxt"
+
+
 def read_profile(folder: Path, profile: str) -> dict[str, Any]:
     """Return a model's config for `profile`, or its plain one; empty if Triton auto-completes the config.
 
     Raises:
         InvalidConfig: the file is not a ModelConfig.
     """
-    named, plain = folder / CONFIGS / f"{profile}.pbtxt", folder / "config.pbtxt"
-    path = named if profile and named.exists() else plain
+    path = config_path(folder, profile)
     return read_pbtxt(path) if path.exists() else {}
 
 

@@ -61,7 +61,7 @@ class Sampling:
 DEFAULT_SAMPLING = Sampling()
 
 
-def harmless(method: Callable[Parameters, Value]) -> Callable[Parameters, Value | None]:
+def never_raises(method: Callable[Parameters, Value]) -> Callable[Parameters, Value | None]:
     """Wrap a function so that it never raises: tracing must not break the traced request."""
     has_failed = False
 
@@ -143,7 +143,7 @@ class Tracer:
                 self._is_changed.clear()
                 self._flush(sender)
 
-    @harmless
+    @never_raises
     def _flush(self, sender: socket.socket) -> None:
         lines: list[bytes] = []
         size = 0
@@ -171,7 +171,7 @@ def failed(error: object) -> Record:
     return {"error": shortened(str(error), MAX_ERROR_LENGTH)} if error else {}
 
 
-def kept(has_priority: bool, is_wanted: bool) -> Record:
+def keep_reason(has_priority: bool, is_wanted: bool) -> Record:
     """Return why a trace is kept, if it is.
 
     Args:

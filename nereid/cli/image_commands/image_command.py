@@ -79,15 +79,15 @@ def image_command(task: Task, texts: CommandTexts) -> Callable[..., None]:
         numbers = {number.argument: values.pop(number.name) for number in texts.numbers}
         run(context, task, ImageCommandOptions(**values), numbers)
 
-    options = {"context": (typer.Context, inspect.Parameter.empty)} | _options(task, texts)
+    declared = {"context": (typer.Context, inspect.Parameter.empty)} | _options(task, texts)
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in options.items()
+        for name, (kind, default) in declared.items()
     ]
     command.__name__ = task.name
     command.__doc__ = f"{texts.help}\n\n{FAILURES} {texts.note}"
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    command.__annotations__ = {name: kind for name, (kind, _) in declared.items()}
     return command
 
 
@@ -166,8 +166,10 @@ class ImageCommandOptions:
         return chosen[0] if chosen else "table"
 
 
-def run(context: typer.Context, task: Task, wanted: ImageCommandOptions, options: Mapping[str, int]) -> None:
-    """Send images to a server and print the outcomes; `options` are those of each request.
+def run(
+    context: typer.Context, task: Task, options: ImageCommandOptions, request_options: Mapping[str, int]
+) -> None:
+    """Send images to a server and print the outcomes; `request_options` are those of each request.
 
     Raises:
         WrongUsage: options exclude each other, or a model does not exist.
@@ -176,18 +178,20 @@ def run(context: typer.Context, task: Task, wanted: ImageCommandOptions, options
     from nereid.cli.image_commands import outcomes
     from nereid.cli.options import collect
 
-    output_format = wanted.output_format(task)
-    watch, more = wanted.watch, task.command.suffixes if task.command else ()
+    output_format = options.output_format(task)
+    watch, more = options.watch, task.command.suffixes if task.command else ()
     # Listed before the first image is sent, so that no image is missed that arrives meanwhile.
     arrivals = outcomes.arrivals_in(watch, more) if watch else None
     with invalid_values():
-        paths = collect(wanted.images or [], more)
+        paths = collect(options.images or [], more)
     view = task.entry_point("view")
-    savers = _savers(wanted, view, 0 if watch else len(paths))
-    client = _connect(context, task, wanted)
+    savers = _savers(options, view, 0 if watch else len(paths))
+    client = _connect(context, task, options)
     failed = 0
     with client, outcomes.printing(output_format, view) as write:
-        printed = outcomes.Outcomes(lambda images: client.infer_many(images, **options), write, savers)
+        printed = outcomes.Outcomes(
+            lambda images: client.infer_many(images, **request_options), write, savers
+        )
         if paths:
             failed = printed.all_of(paths, task.present)
         if watch and arrivals:
@@ -196,7 +200,7 @@ def run(context: typer.Context, task: Task, wanted: ImageCommandOptions, options
         raise OperationFailed(f"{failed} of {len(paths)} images could not be {task.past}")
 
 
-def _savers(wanted: ImageCommandOptions, view: "View", images: int) -> list[Callable[[Path, Any], None]]:
+def _savers(options: ImageCommandOptions, view: "View", images: int) -> list[Callable[[Path, Any], None]]:
     """Return what writes the files of `--draw` and `--pdf`.
 
     Raises:
@@ -206,18 +210,18 @@ def _savers(wanted: ImageCommandOptions, view: "View", images: int) -> list[Call
     from nereid.cli.options import SUFFIXES
 
     savers: list[Callable[[Path, Any], None]] = []
-    if wanted.draw:
-        drawings = OutputFiles("--draw", wanted.draw, (".png", *SUFFIXES), images)
+    if options.draw:
+        drawings = OutputFiles("--draw", options.draw, (".png", *SUFFIXES), images)
 
         def save_drawing(image: Path, result: Any) -> None:
             if image.suffix.lower() != PDF:  # it is no image
                 draw(image, view.marks(result), drawings.path_of(image))
 
         savers.append(save_drawing)
-    if wanted.pdf and (searchable := view.searchable):
-        if wanted.watch and wanted.pdf.resolve().is_relative_to(wanted.watch.resolve()):
-            raise WrongUsage(f"--pdf: '{wanted.pdf}' is inside the folder that --watch reads")
-        documents = OutputFiles("--pdf", wanted.pdf, (PDF,), images)
+    if options.pdf and (searchable := view.searchable):
+        if options.watch and options.pdf.resolve().is_relative_to(options.watch.resolve()):
+            raise WrongUsage(f"--pdf: '{options.pdf}' is inside the folder that --watch reads")
+        documents = OutputFiles("--pdf", options.pdf, (PDF,), images)
 
         def save_document(image: Path, result: Any) -> None:
             path = documents.path_of(image)
@@ -232,23 +236,23 @@ def _savers(wanted: ImageCommandOptions, view: "View", images: int) -> list[Call
     return savers
 
 
-def _connect(context: typer.Context, task: Task, wanted: ImageCommandOptions) -> Any:
+def _connect(context: typer.Context, task: Task, options: ImageCommandOptions) -> Any:
     """Return the client of the named server, or of the running server of the repository."""
     from nereid.client.request import DEFAULT_PORTS
 
-    url, protocol, model = wanted.url, wanted.protocol, wanted.model or task.model
+    url, protocol, model = options.url, options.protocol, options.model or task.model
     if not url:
-        model = find_model(wanted.repository, wanted.model, task)
-        running = find_server(context, wanted.repository)
+        model = find_model(options.repository, options.model, task)
+        running = find_server(context, options.repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
     try:
         return task.entry_point("client")(
             url,
             protocol,
             model,
-            concurrency=wanted.concurrency,
-            shared_memory="system" if wanted.shm else None,
-            api_key=wanted.api_key,
+            concurrency=options.concurrency,
+            shared_memory="system" if options.shm else None,
+            api_key=options.api_key,
         )
     except ValueError as error:
         raise WrongUsage(f"--{error}") from None

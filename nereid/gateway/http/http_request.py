@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from nereid.base.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
 from nereid.base.tracing.context import TraceContext, begin, parse
-from nereid.base.tracing.records import Record, Tracer, failed, harmless, inner, kept, span
+from nereid.base.tracing.records import Record, Tracer, failed, inner, keep_reason, never_raises, span
 from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
 from nereid.gateway.keys import Key
 
@@ -241,7 +241,7 @@ class RequestSpans:
         self.is_forwarded = tracer is not None or caller is not None
         self._begin_ns = time.time_ns() if tracer else 0
 
-    @harmless
+    @never_raises
     def add(self, stage: str, seconds: float, context: TraceContext | None = None, of: str = "") -> None:
         """Add a stage that ends now; only if `is_traced`.
 
@@ -255,7 +255,7 @@ class RequestSpans:
         record = inner(stage, end_ns - int(seconds * 1e9), end_ns)
         self._inner.append({**record, **({"span": context.span_id} if context else {}), "of": of})
 
-    @harmless
+    @never_raises
     def end(self, request_id: str, outcome: str, is_fault: bool, **about: Any) -> None:
         """Send the record of the request, which ends now.
 
@@ -279,7 +279,7 @@ class RequestSpans:
                 "id": request_id,
                 "about": {**about, "outcome": outcome},
                 "inner": self._inner,
-                **kept(is_fault or is_slow, is_failed),
+                **keep_reason(is_fault or is_slow, is_failed),
                 "sampled": self.context.is_sampled,
                 **failed(outcome if is_failed else None),
             }

@@ -87,7 +87,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
     try:
         unpacked = await asyncio.to_thread(unpack, body, gateway.settings.max_body_bytes)
     finally:
-        gateway.decompressions.leave(request.key_id, time.monotonic() - began_s)
+        gateway.decompressions.release(request.key_id, time.monotonic() - began_s)
     gateway.uploads.buffers.take(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
     return memoryview(unpacked)

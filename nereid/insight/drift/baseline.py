@@ -101,7 +101,6 @@ def from_images(
 
     An image without a result is reported and left out.
 
-
     Raises:
         OperationFailed: fewer than `MIN_IMAGES` images are good, or the outputs cannot be measured.
         ClassifierError: the server fails.

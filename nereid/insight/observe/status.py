@@ -88,7 +88,6 @@ class Status:
 def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
     """Return the state of a repository.
 
-
     Raises:
         WrongUsage: the repository does not exist.
     """

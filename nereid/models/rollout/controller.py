@@ -89,7 +89,7 @@ class ControlGone(OperationFailed):
     """The route no longer has a control that could take over the candidate's traffic."""
 
 
-def compared(table: Table, candidate: str, control: str = "") -> Pair:
+def find_pair(table: Table, candidate: str, control: str = "") -> Pair:
     """Return the candidate and its control: the only other variant with traffic, or the given one.
 
     Raises:
@@ -129,7 +129,7 @@ def first_step(route: Route, plan: RolloutPlan) -> int:
     raise WrongUsage(f"'{plan.candidate}' already receives all traffic of the route")
 
 
-def at_step(rollout: Rollout) -> Propose:
+def propose_step(rollout: Rollout) -> Propose:
     """Propose the current route with the weights and the shadow of a rollout's step."""
     share, plan = rollout.share, rollout.plan
     is_shadow = plan.steps[rollout.step] == SHADOW
@@ -146,7 +146,7 @@ def at_step(rollout: Rollout) -> Propose:
     return propose
 
 
-def withdrawn(rollout: Rollout) -> Propose:
+def propose_withdrawal(rollout: Rollout) -> Propose:
     """Propose the current route without traffic for the candidate."""
 
     def propose(present: RouteFile) -> Proposal:
@@ -258,7 +258,7 @@ class Controller:
     def _announce(self, rollout: Rollout, present: RouteFile) -> bool:
         """Write a route change to the journal after its hook; return whether the change may happen."""
         table = present_table(self._location, present)
-        pair = compared(table, rollout.plan.candidate, rollout.pair.control[0])
+        pair = find_pair(table, rollout.plan.candidate, rollout.pair.control[0])
         if pair != rollout.pair:
             expected, got = (
                 f"version {one.candidate[1]} against {one.control[1]}" for one in (rollout.pair, pair)
@@ -275,13 +275,13 @@ class Controller:
 
     def _guarded(self, rollout: Rollout, allowed: str) -> Propose:
         """Return a proposal for the route file `allowed`, or for one that already has the step's weights."""
-        propose_step = at_step(rollout)
+        proposed = propose_step(rollout)
 
         def propose(present: RouteFile) -> Proposal:
             now = self.journals.read(rollout.number)
             if now is None or (now.phase, now.step) != (rollout.phase, rollout.step):
                 raise _Overtaken("a command has changed the rollout")
-            proposal = propose_step(present)
+            proposal = proposed(present)
             if present.sha256 != allowed and present.differs_from(proposal.route):
                 raise _Edited("the route was changed outside the rollout")
             return proposal
@@ -317,9 +317,9 @@ class Controller:
     def _withdrawn(self, rollout: Rollout, server: RunningServer | None) -> str:
         """Change the route file, even if the server does not respond; return a line about it."""
         try:
-            return change_with_retry(self._location, withdrawn(rollout), server, SERVED_S)
+            return change_with_retry(self._location, propose_withdrawal(rollout), server, SERVED_S)
         except NotReached:
-            return change_with_retry(self._location, withdrawn(rollout), None)
+            return change_with_retry(self._location, propose_withdrawal(rollout), None)
 
     def _poll(self, rollout: Rollout) -> None:
         if sha256(route_file.read(self._location.path)[0]).hexdigest() != rollout.sha256:

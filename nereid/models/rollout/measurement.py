@@ -31,22 +31,24 @@ SETTLE_S = 1.5
 MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
-def count_pair(growth: Snapshot, pair: Pair, slow_s: float, owed: list[int] | None = None) -> PairCounts:
+def count_pair(
+    growth: Snapshot, pair: Pair, slow_s: float, carried_slow: list[int] | None = None
+) -> PairCounts:
     """Return the counts of a rollout.
 
     Args:
         slow_s: a bucket's upper bound; slower requests count as `slow`.
-        owed: negative counts of slow requests, from buckets that lagged behind, of candidate and control; the
-            next ones are set off against them.
+        carried_slow: negative counts of slow requests of candidate and control, from buckets that lagged
+            behind; the next ones are set off against them, and the rest is stored here.
     """
     ours, theirs = (_counts(growth, variant, slow_s) for variant in (pair.candidate, pair.control))
-    owed = [0, 0] if owed is None else owed
-    owed[:] = owed[0] + ours.slow, owed[1] + theirs.slow
+    carried_slow = [0, 0] if carried_slow is None else carried_slow
+    carried_slow[:] = carried_slow[0] + ours.slow, carried_slow[1] + theirs.slow
     slows = [
         Tally(counts.answered, min(max(0, slow), counts.answered))
-        for counts, slow in zip((ours, theirs), owed, strict=True)
+        for counts, slow in zip((ours, theirs), carried_slow, strict=True)
     ]
-    owed[:] = [min(0, slow) for slow in owed]
+    carried_slow[:] = [min(0, slow) for slow in carried_slow]
     labels = {"shadow": pair.shadow}
     agreed = int(growth.total(SHADOWS, labels | {"outcome": "agreed"}))
     disagreed = int(growth.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
@@ -122,7 +124,7 @@ class Measurement:
         if rollout.look:
             self.judge.add(rollout.look)
         self._page: MetricsSnapshot | None = None
-        self._owed = [0, 0]
+        self._carried_slow = [0, 0]
         # An open breaker may be left from an earlier failure.
         self._was_closed = False
 
@@ -148,7 +150,7 @@ class Measurement:
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
         growth, mine = page.metrics - before.metrics, self.rollout
-        self.judge.add(count_pair(growth, mine.pair, mine.slow_s, self._owed))
+        self.judge.add(count_pair(growth, mine.pair, mine.slow_s, self._carried_slow))
         return True
 
     def verdict(self) -> Verdict:

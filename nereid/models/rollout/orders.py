@@ -17,7 +17,7 @@ from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.metrics_page import Snapshot
 from nereid.models.rollout import judge, measurement
-from nereid.models.rollout.controller import POLL_S, Controller, FindServer, compared, first_step
+from nereid.models.rollout.controller import POLL_S, Controller, FindServer, find_pair, first_step
 from nereid.models.rollout.measurement import ERROR, objectives
 from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair, RolloutPlan
 from nereid.models.rollout.rollout_journal import (
@@ -69,7 +69,7 @@ def start(
     """
     check_none_active(location.repository, f"start a rollout of '{plan.candidate}'")
     table = present_table(location, read_state(location))
-    pair, first = compared(table, plan.candidate), first_step(table.route, plan)
+    pair, first = find_pair(table, plan.candidate), first_step(table.route, plan)
     slow_s = _slow_s(plan, _page(location, record), pair)
     logs = RolloutJournals.of(location)
     number = max(logs.numbers(), default=0) + 1
@@ -146,7 +146,7 @@ def forecast(
         OperationFailed: no server responds.
     """
     table = present_table(location, read_state(location))
-    pair, first = compared(table, plan.candidate), first_step(table.route, plan)
+    pair, first = find_pair(table, plan.candidate), first_step(table.route, plan)
     before = _page(location, record)
     time.sleep(seconds)
     after = _page(location, record)

@@ -243,7 +243,7 @@ def read_weights(words: list[str]) -> dict[str, float]:
     return weights
 
 
-def reweighted(weights: Mapping[str, float]) -> Propose:
+def propose_weights(weights: Mapping[str, float]) -> Propose:
     """Propose the current route with new weights."""
 
     def propose(present: RouteFile) -> Proposal:
@@ -272,7 +272,7 @@ def with_fallbacks(names: Sequence[str]) -> Propose:
     return propose
 
 
-def replaced(text: bytes, source: str) -> Propose:
+def propose_content(text: bytes, source: str) -> Propose:
     """Propose the route in `text`, which was read from `source`."""
 
     def propose(present: RouteFile) -> Proposal:
@@ -284,7 +284,7 @@ def replaced(text: bytes, source: str) -> Propose:
     return propose
 
 
-def reverted(generation: int | None) -> Propose:
+def propose_revert(generation: int | None) -> Propose:
     """Propose the route of a generation, or the previous one (see `previous`).
 
     If a generation has several entries, the newest one that differs from the current file is used: a file

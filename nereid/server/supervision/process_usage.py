@@ -46,7 +46,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProcessStat:
     """One process in the kernel's table; `faults` is the number of its page faults."""
 
     process: Process
@@ -79,7 +79,7 @@ def read_tree(pid: int, name: str, proc: Path = PROC) -> list[Usage]:
     return [_usage(entry, name, 0, proc) for entry in tree({pid}, proc)]
 
 
-def tree(roots: Collection[int], proc: Path = PROC) -> list[Entry]:
+def tree(roots: Collection[int], proc: Path = PROC) -> list[ProcessStat]:
     """Return processes and their descendants, each once."""
     entries = _entries(proc)
     children = _children(entries)
@@ -150,16 +150,16 @@ class ProcessMetrics:
         return render(samples, PREFIX, METRICS)
 
 
-def _usage(entry: Entry, name: str, version: int, proc: Path) -> Usage:
+def _usage(entry: ProcessStat, name: str, version: int, proc: Path) -> Usage:
     return Usage(entry.process, name, version, entry.cpu_s, memory_bytes(entry.process.pid, proc))
 
 
-def _entries(proc: Path) -> dict[int, Entry]:
+def _entries(proc: Path) -> dict[int, ProcessStat]:
     found = (_entry(folder) for folder in proc.iterdir() if folder.name.isdigit())
     return {entry.process.pid: entry for entry in found if entry}
 
 
-def _entry(folder: Path) -> Entry | None:
+def _entry(folder: Path) -> ProcessStat | None:
     try:
         text = (folder / "stat").read_text(errors="replace")
     except OSError:
@@ -169,10 +169,12 @@ def _entry(folder: Path) -> Entry | None:
     fields = after.split()
     process = Process(int(folder.name), int(fields[19]))
     cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-    return Entry(process, before.partition("(")[2], int(fields[1]), cpu_s, int(fields[7]) + int(fields[9]))
+    return ProcessStat(
+        process, before.partition("(")[2], int(fields[1]), cpu_s, int(fields[7]) + int(fields[9])
+    )
 
 
-def _children(entries: dict[int, Entry]) -> dict[int, list[int]]:
+def _children(entries: dict[int, ProcessStat]) -> dict[int, list[int]]:
     found = defaultdict[int, list[int]](list)
     for pid, entry in entries.items():
         found[entry.parent].append(pid)

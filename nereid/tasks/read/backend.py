@@ -106,7 +106,7 @@ class ReaderModel:
             if problem := next(tensor_problems(part, network), ""):
                 raise InvalidConfig(f"model '{config.name}': {problem}")
         self._networks = {
-            part: LocalNetwork(config, network.replacing(settings.of_network))
+            part: LocalNetwork(config, network.with_parameters(settings.network_overrides))
             if settings.is_in_process
             else ServedNetwork(network)
             for part, network in siblings.items()

@@ -24,13 +24,11 @@ from nereid.tasks.read.line_images import (
 from nereid.tasks.read.line_search import FoundLines, Network, find_lines, upside_down
 from nereid.tasks.read.reading_settings import DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import LARGE_PIXELS, Limits
 from nereid.vision.imaging.image_signals import ImageMeter, Sink, size_signals
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.transform import Transform
 
-# glibc would keep the memory of larger images for the next one.
-LARGE_PIXELS = 16_000_000
 # Source: RapidOCR's default (text_score); lines below it are mostly not text.
 MIN_CONFIDENCE = 0.5
 

@@ -77,7 +77,7 @@ class ReadingSettings:
         return {part: (getattr(self, part), getattr(self, f"{part}_version")) for part in PARTS}
 
     @property
-    def of_network(self) -> dict[str, str]:
+    def network_overrides(self) -> dict[str, str]:
         """Return parameters that override those of each in-process network."""
         threads = self.intra_op_thread_count
         return {"intra_op_thread_count": str(threads)} if threads else {}

@@ -56,6 +56,8 @@ SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
 # Pixels per conversion, so that a large image is in memory at most twice.
 BAND_PIXELS = 2**20
+# glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
+LARGE_PIXELS = 16_000_000
 # Warnings of libjpeg that viewers ignore, about bytes that do not change pixels. Source: its jerror.h.
 HARMLESS = re.compile(
     "extraneous bytes before marker|unknown JFIF revision|bad ICC marker|Unknown Adobe color|Invalid SOS"

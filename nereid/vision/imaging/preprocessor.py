@@ -13,14 +13,12 @@ import numpy as np
 
 from nereid.base.errors import InvalidImage, ServingError, from_exception
 from nereid.base.processes import return_memory
-from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import LARGE_PIXELS, Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.image_signals import ImageMeter, Sink
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.imaging.transform import DATATYPES, Transform
 
-# glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
-LARGE_PIXELS = 16_000_000
 # Nice value of threads that decode large images: on a busy core, they get a ninth of others' time.
 NICE_VALUE = 10
 
@@ -95,7 +93,7 @@ class CpuPreprocessor:
         self._per_thread = threading.local()
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         # Large images must not slow down other requests.
-        self._patient = ThreadPoolExecutor(threads, initializer=_lower_priority)
+        self._low_priority_pool = ThreadPoolExecutor(threads, initializer=_lower_priority)
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
         """Write image `i` into row `i`; return each image's error, or None."""
@@ -116,7 +114,7 @@ class CpuPreprocessor:
             times.opened(image)
             with self._budget.acquire(image.pixel_count):
                 if image.pixel_count > LARGE_PIXELS:
-                    self._patient.submit(self._run_transform, image, row, times).result()
+                    self._low_priority_pool.submit(self._run_transform, image, row, times).result()
                 else:
                     self._run_transform(image, row, times)
             if self._meter:

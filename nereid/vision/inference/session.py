@@ -168,7 +168,7 @@ class Session:
             if settings.sharing is Sharing.TRIED:
                 backend, note = replace(backend, shares_weights=False), "each with its own weights"
             elif NO_CUDA_GRAPHS in str(error):
-                config, note = config.replacing({CUDA_GRAPHS: "false"}), "without CUDA graphs"
+                config, note = config.with_parameters({CUDA_GRAPHS: "false"}), "without CUDA graphs"
             else:
                 raise
             # Drop the stream: without graphs, runs of the exact number of rows are faster than padded ones.

@@ -225,7 +225,7 @@ def uses_cuda_graphs(chosen: Sequence[Provider]) -> bool:
 
 def on_available_provider(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
     """Return `config`, moved to the CPU if Triton chose a GPU (KIND_AUTO) but ONNX Runtime lacks CUDA."""
-    if config.device_kind != "GPU" or CUDA in available or config.names_gpu(profile):
+    if config.device_kind != "GPU" or CUDA in available or config.requests_gpu(profile):
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
     return replace(config, device_kind="CPU", document={**config.document, "instance_group": groups})

@@ -115,7 +115,7 @@ BARCODE, MIN_CODE, AGREED = 5.0, 8, 3.0
 # nearest to labels are compared.
 MISREAD, MAX_MISREAD = 0.34, 4
 # A value is certain with this much evidence, this much more than any other, and this line confidence.
-CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.98
+CERTAIN, MIN_LEAD, CERTAIN_CONFIDENCE = 3.5, 1.5, 0.98
 # Evidence of about one check digit is enough to name a carrier.
 CHECK_DIGIT = 0.9
 # Row, start and end of a candidate.
@@ -186,9 +186,9 @@ class FieldCandidate:
         is_valid = self.reading.valid is True
         if len(self.sources) > 1:
             return self.evidence >= BARCODE + AGREED and (is_valid or self.nearness.is_labelled)
-        if self.part > self.evidence - AHEAD or self.is_continued:
+        if self.part > self.evidence - MIN_LEAD or self.is_continued:
             return False
-        is_read = self.sources == _BARS or (self.reading.covered and self.confidence >= CONFIDENT)
+        is_read = self.sources == _BARS or (self.reading.covered and self.confidence >= CERTAIN_CONFIDENCE)
         return is_valid and is_read and self.base >= CHECK_DIGIT and self.evidence >= CERTAIN
 
     def agrees(self, other: "FieldCandidate") -> bool:
@@ -250,7 +250,7 @@ def find_fields(
 
 def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
     best = found[0]
-    near = [each for each in found if each.evidence > best.evidence - AHEAD and not each.agrees(best)]
+    near = [each for each in found if each.evidence > best.evidence - MIN_LEAD and not each.agrees(best)]
     rivals = dict.fromkeys(each.reading.value for each in near)
     return FoundField(
         name,
