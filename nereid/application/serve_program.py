@@ -18,7 +18,7 @@ from nereid.insight.drift import monitor
 from nereid.models.rollout import service
 from nereid.server import nvidia_smi, run_dir
 from nereid.server import serve as server
-from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, TritonOptions, check_options
+from nereid.server.command_line import AUTO_PROFILE, LOOPBACK_HOSTS, TritonOptions, check_options
 from nereid.server.gpu_profile import check_named_gpus, choose
 from nereid.server.serve import BackgroundJob, ServeOptions
 from nereid.server.supervision.process_usage import ProcessMetrics, read
@@ -64,7 +64,7 @@ def _check_access(options: ServeOptions, environment: Mapping[str, str]) -> None
         WrongUsage, ValueError: the options open the server, or there are no keys.
     """
     given = options.server
-    if options.has_open_admin_api and given.host not in LOOPBACK:
+    if options.has_open_admin_api and given.host not in LOOPBACK_HOSTS:
         raise WrongUsage(f"--no-token needs --host 127.0.0.1, got {given.host}: anybody could load models")
     if given.requires_keys and not given.is_guarded:
         raise WrongUsage("--require-keys and --unguarded exclude each other")

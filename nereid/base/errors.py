@@ -196,6 +196,11 @@ class ServerError(OperationFailed):
     """The server cannot start, or exited by itself."""
 
 
+def no_server(repository: object, alternative: str = "") -> OperationFailed:
+    """Return the error if no server is running for a repository; `alternative` completes the fix."""
+    return OperationFailed(f"no server is running for '{repository}'", f"nereid serve{alternative}")
+
+
 @contextlib.contextmanager
 def invalid_values() -> Iterator[None]:
     """Turn a `ValueError` about an option into `WrongUsage`."""

@@ -9,10 +9,10 @@ import typer
 
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
+from nereid.base.errors import OperationFailed, WrongUsage, invalid_values, no_server
 from nereid.base.units import format_duration, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment, show_help, show_progress
-from nereid.cli.server_options import find_server, no_server, with_server
+from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:

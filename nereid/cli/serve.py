@@ -12,7 +12,7 @@ from nereid.base.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.base.errors import WrongUsage, invalid_values
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Profile, Repository, Task, environment, port, repository_of
-from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, TritonOptions, read_own_token
+from nereid.server.command_line import AUTO_PROFILE, LOOPBACK_HOSTS, TritonOptions, read_own_token
 from nereid.server.ports import Ports
 
 ControlMode = Literal["explicit", "poll", "none"]
@@ -152,7 +152,7 @@ def serve(
         model_control_mode,
         token,
         allow_shm=allow_shm,
-        is_guarded=(require_keys or host not in LOOPBACK) if guard is None else guard,
+        is_guarded=(require_keys or host not in LOOPBACK_HOSTS) if guard is None else guard,
         requires_keys=require_keys,
         measures_signals=signals,
         flags=tuple(flags or ()),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
+from nereid.base.errors import WrongUsage, invalid_values
 from nereid.cli.options import environment
 
 if TYPE_CHECKING:
@@ -75,11 +75,6 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
         text = f"note: this command uses the newest server of this repository, pid {servers[-1].pid}"
         print(f"{text}; it does not reach pid {others}", file=sys.stderr)
     return servers[-1] if servers else None
-
-
-def no_server(repository: Path | str) -> OperationFailed:
-    """Return the error if no server is running for a repository."""
-    return OperationFailed(f"no server is running for '{repository}'", "nereid serve")
 
 
 def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import OperationFailed, no_server
 from nereid.base.units import format_bytes, format_duration
 from nereid.cli.options import AsJson, Repository, environment
-from nereid.cli.server_options import find_server, no_server
+from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:

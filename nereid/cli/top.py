@@ -19,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import OperationFailed, no_server
 from nereid.base.units import format_bytes, format_duration
 from nereid.cli.options import Repository, environment
-from nereid.cli.server_options import find_server, no_server
+from nereid.cli.server_options import find_server
 from nereid.cli.tables import console
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage, no_server
 from nereid.base.units import format_bytes, format_duration, format_ms, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment
-from nereid.cli.server_options import find_server, no_server
+from nereid.cli.server_options import find_server
 
 if TYPE_CHECKING:
     from nereid.insight.observe.contention import Contention

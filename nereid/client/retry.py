@@ -62,6 +62,19 @@ class Budget:
             return self.taken < size / 2
 
 
+def next_pause_s(budget: Budget | None, attempt: int, is_repeatable: bool) -> float | None:
+    """Return the pause before the next attempt of a failed request in seconds, None if there must be none.
+
+    Args:
+        budget: takes the failure; None if requests are never sent again.
+        attempt: number of the failed attempt, from 1.
+        is_repeatable: whether the fault is safe to retry.
+    """
+    if not (is_repeatable and budget and budget.failed()) or attempt == MAX_ATTEMPTS:
+        return None
+    return pause_after_s(attempt)
+
+
 def pause_after_s(attempt: int) -> float:
     """Return the pause in seconds after an attempt, counted from 1.
 
@@ -100,10 +113,8 @@ class Attempts:
 
     def record_failure(self, error: ClassifierError) -> float | None:
         """Return the pause before the next attempt in seconds, or None if the request is not retried."""
-        if not error.is_repeatable or not self._budget.failed() or self.count == MAX_ATTEMPTS:
+        pause_s = next_pause_s(self._budget, self.count, error.is_repeatable)
+        if pause_s is None or time.monotonic() + pause_s >= self._deadline:
             return None
-        pause_s = pause_after_s(self.count)
         self.count += 1
-        if time.monotonic() + pause_s >= self._deadline:
-            return None
         return pause_s

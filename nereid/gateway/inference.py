@@ -16,7 +16,7 @@ from nereid.base.contract import IMAGE, SCORES
 from nereid.base.http_connection import HttpConnectionPool, HttpResponse
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.result_kind import MALFORMED, HttpResult, ResultKind, Timings
-from nereid.client.retry import MAX_ATTEMPTS, Budget, pause_after_s
+from nereid.client.retry import Budget, next_pause_s
 from nereid.gateway.failures import (
     CLIENT_CLOSED,
     UNAVAILABLE_RETRY_S,
@@ -423,9 +423,8 @@ async def send(
                 response = await request(triton, "POST", path, [*headers, *more_headers], parts, remaining_s)
                 result = call.read(response)
             except Failure as failure:
-                pause_s = pause_after_s(attempt)
-                can_repeat = budget and failure.is_repeatable and budget.failed()
-                if not can_repeat or attempt == MAX_ATTEMPTS or pause_s >= left_s():
+                pause_s = next_pause_s(budget, attempt, failure.is_repeatable)
+                if pause_s is None or pause_s >= left_s():
                     raise
                 attempt += 1
                 await asyncio.sleep(pause_s)

@@ -17,7 +17,7 @@ from nereid.repository.layout import ROUTE, is_model, model_folders
 from nereid.server import preflight, request_traces
 from nereid.server.installation import Installation, cuda_folders
 from nereid.server.ports import Ports
-from nereid.server.run_dir import socket_url
+from nereid.server.run_dir import LOOPBACK, socket_url
 
 PLAIN_PROFILE = "ensemble"
 # A model without configs/cpu.pbtxt uses its plain config.pbtxt, so this default works for any repository.
@@ -37,7 +37,7 @@ GPU_POOLS = tuple(f"--cuda-memory-pool-byte-size={gpu}:{512 * 2**20}" for gpu in
 # Callers of these APIs can read files, run code or stop the server: CVE-2025-23319.
 SHARED_MEMORY = "shared-memory"
 ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK_HOSTS = (LOOPBACK, "localhost")
 REGION_PREFIX = "shm-region-prefix-name="
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 # By default glibc returns an image tensor's buffer (0.6 MB) to the kernel after every request, and the page
@@ -148,7 +148,7 @@ def _addresses(options: TritonOptions, sockets: Path | None) -> list[str]:
 def _restricted_apis(options: TritonOptions) -> list[str]:
     if not options.token:
         return []
-    is_private = options.host in LOOPBACK or options.is_guarded
+    is_private = options.host in LOOPBACK_HOSTS or options.is_guarded
     closed = ADMIN_APIS if is_private else ADMIN_APIS + READABLE_ON_LOOPBACK
     apis = ",".join(api for api in closed if not (options.allow_shm and api == SHARED_MEMORY))
     return [
@@ -196,7 +196,7 @@ def check_options(options: TritonOptions) -> None:
         raise ValueError(
             f"a guarded server chooses Triton's addresses, so it cannot be used with: {' '.join(flags)}"
         )
-    if options.allow_shm and options.host not in LOOPBACK:
+    if options.allow_shm and options.host not in LOOPBACK_HOSTS:
         raise ValueError(
             f"--allow-shm needs --host 127.0.0.1, got {options.host}: callers of the shared memory API can "
             "take over the model processes (CVE-2025-23319)"

@@ -37,7 +37,7 @@ from nereid.repository.layout import (
     unused_models,
 )
 from nereid.repository.triton_rules import are_complete, fatal_problem
-from nereid.server.command_line import LOOPBACK, TritonOptions, command, environment
+from nereid.server.command_line import LOOPBACK_HOSTS, TritonOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
@@ -281,7 +281,7 @@ class EmbeddedServer:
             self.memory.protect()
         self._raise_if_ended()
         self._environments.note()
-        if self.options.host in LOOPBACK and not self._sockets:
+        if self.options.host in LOOPBACK_HOSTS and not self._sockets:
             widen_receive_buffers(self.pid, self.options.ports.http)
         self._start_instances()
 

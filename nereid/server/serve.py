@@ -29,7 +29,7 @@ from nereid.base.processes import (
 from nereid.repository.fitting import InstancePlan
 from nereid.repository.layout import describe_threads, output_names, readable_configs, thread_budget
 from nereid.server import request_traces, run_dir
-from nereid.server.command_line import LOOPBACK, TritonOptions
+from nereid.server.command_line import LOOPBACK_HOSTS, TritonOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models, unservable_models
 from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
@@ -231,7 +231,7 @@ class _Service:
             stack.push(server)  # already entered
             _log_threads(self.options, server.fitted)
             if not self.options.is_guarded:
-                log(f"{'note' if self.options.host in LOOPBACK else 'warning'}: {UNGUARDED}")
+                log(f"{'note' if self.options.host in LOOPBACK_HOSTS else 'warning'}: {UNGUARDED}")
             ready, reason = self._supervise(server, failed)
         while True:
             pause_s = back_off.failed(time.monotonic())
@@ -388,7 +388,7 @@ def announcement(options: TritonOptions, record: ServerRecord, failed: Collectio
     """Return the addresses, a request to try and the models that are not served, as readable text."""
     host = run_dir.reachable(record.host)
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in record.all_ports.items())
-    needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK)
+    needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK_HOSTS)
     key = "NEREID_KEY=KEY " if needs_key else ""
     command = _command(options, [name for name in image_models(options) if name not in failed])
     attempt = f"{key}{command}" if command else f"curl -i http://{host}:{record.ports.http}/v2/health/ready"

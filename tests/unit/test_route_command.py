@@ -155,7 +155,7 @@ FAILURES = {
     "network": (["diff", "--file", "-"], "model 'classify' names version 3 of 'third', which is not there"),
     "no server": (
         ["set", "v1=1"],
-        "no server is running for repository '{repository}'; fix: nereid serve, or write",
+        "no server is running for '{repository}'; fix: nereid serve, or write",
     ),
     "generation": (["revert", "4"], "cannot revert: the history has no generation 4, it has: 0"),
     "no other": (["revert"], "cannot revert '{repository}/" + FILE + "': its history has no other route"),

@@ -11,13 +11,13 @@ import pytest
 
 from nereid.application.child import command
 from nereid.application.gateway_program import gateway
-from nereid.backends.triton.stub_processes import Process
+from nereid.backends.triton.stub_processes import TICKS_PER_S, Process
 from nereid.base.metrics_page import Snapshot
 from nereid.server import gateway_process
 from nereid.server.embedded_server import EnvironmentFolders
 from nereid.server.gateway_process import GatewayProcess
 from nereid.server.supervision import process_usage, watchdog
-from nereid.server.supervision.process_usage import TICKS_PER_S, ProcessMetrics, Usage, read_tree
+from nereid.server.supervision.process_usage import ProcessMetrics, Usage, read_tree
 from nereid.server.supervision.watchdog import Activity, ExitWaiter, RequestCounts
 
 

@@ -10,8 +10,6 @@ from nereid.base.config.model_config import TensorSpec
 from nereid.base.contract import ROUTE_OUTPUTS
 from nereid.base.errors import InvalidConfig
 
-DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "STRING": "object"}
-
 
 def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
     """Return the tensors of one image by output, each with the output's dims.
@@ -44,23 +42,24 @@ def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
     is_shape = found.ndim == len(output.dims) and all(
         size in (-1, given) for size, given in zip(output.dims, found.shape, strict=True)
     )
-    if not is_shape or not _fits(found, output.datatype.removeprefix("TYPE_")):
+    dtype = np.dtype(output.numpy_type)
+    if not is_shape or not _fits(found, dtype):
         raise problem
-    return _converted(found, output.datatype.removeprefix("TYPE_"))
+    return _converted(found, dtype)
 
 
-def _fits(found: np.ndarray, datatype: str) -> bool:
-    if datatype in ("STRING", "BOOL"):
-        return not found.size or found.dtype.kind == ("U" if datatype == "STRING" else "b")
+def _fits(found: np.ndarray, dtype: np.dtype) -> bool:
+    if dtype.kind in "Ob":
+        return not found.size or found.dtype.kind == ("U" if dtype.kind == "O" else "b")
     if found.dtype.kind not in "iuf":
         return False
     with np.errstate(over="ignore"):
-        converted = _converted(found, datatype)
-    return bool((np.isfinite(converted) if datatype.startswith("FP") else converted == found).all())
+        converted = _converted(found, dtype)
+    return bool((np.isfinite(converted) if dtype.kind == "f" else converted == found).all())
 
 
-def _converted(found: np.ndarray, datatype: str) -> np.ndarray:
-    if datatype == "STRING":
+def _converted(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if dtype.kind == "O":
         texts = [text.encode() for text in found.ravel()] if found.size else []
         return np.array(texts, object).reshape(found.shape)
-    return found.astype(DTYPES.get(datatype, datatype.lower()))
+    return found.astype(dtype)

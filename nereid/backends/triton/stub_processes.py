@@ -26,6 +26,18 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """One process in the kernel's table: its state as a letter, CPU seconds, and number of page faults."""
+
+    process: Process
+    name: str
+    state: str
+    parent: int
+    cpu_s: float
+    faults: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stub:
     """The process of one instance of one version of a model."""
 
@@ -46,20 +58,40 @@ def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue
-        status = _status(folder)
-        if status and status[1] == leader:
-            process = Process(int(folder.name), status[2])
-            found += list(_stub(process, repository, folder))
+        status = read_stat(folder)
+        if status and status.parent == leader:
+            found += list(_stub(status.process, repository, folder))
     return found
+
+
+def read_stat(folder: Path) -> ProcessStat | None:
+    """Return what the kernel shows of a process in its folder below `/proc`; None if the process has ended.
+
+    Source: proc(5), the fields of stat. The name, in brackets, may hold anything.
+    """
+    try:
+        text = (folder / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    before, _, after = text.rpartition(")")
+    fields = after.split()
+    return ProcessStat(
+        process=Process(int(folder.name), int(fields[19])),
+        name=before.partition("(")[2],
+        state=fields[0],
+        parent=int(fields[1]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_PER_S,
+        faults=int(fields[7]) + int(fields[9]),
+    )
 
 
 def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, str]:
     """Return the kernel's letter for the state of each process that still exists."""
     found = {}
     for process in processes:
-        status = _status(proc / str(process.pid))
-        if status and status[2] == process.started:
-            found[process] = status[0]
+        status = read_stat(proc / str(process.pid))
+        if status and status.process == process:
+            found[process] = status.state
     return found
 
 
@@ -87,8 +119,10 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
 
 def uptime_s(pid: int, proc: Path = PROC) -> float | None:
     """Return how many seconds ago a process started; None if there is none."""
-    status = _status(proc / str(pid))
-    return status and time.clock_gettime(time.CLOCK_BOOTTIME) - status[2] / TICKS_PER_S
+    status = read_stat(proc / str(pid))
+    if status is None:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - status.process.started / TICKS_PER_S
 
 
 def close_connections() -> None:
@@ -113,13 +147,3 @@ def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:
         words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         model, version, *_ = Path(words[MODEL_PATH]).relative_to(repository).parts
         yield Stub(process, model, int(version), words[INSTANCE])
-
-
-def _status(folder: Path) -> tuple[str, int, int] | None:
-    """Return a process's state, parent, and start in clock ticks."""
-    try:
-        # The name, in brackets, may hold anything.
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[0], int(fields[1]), int(fields[19])

@@ -16,6 +16,15 @@ from nereid.base.errors import InvalidConfig
 CONFIGS = "configs"
 _MESSAGES = "tritonclient.grpc.model_config_pb2"
 
+# Datatypes with another name in NumPy, which has no BF16; Triton's clients use float32 for it.
+_NUMPY_TYPES = {
+    "TYPE_FP16": "float16",
+    "TYPE_BF16": "float32",
+    "TYPE_FP32": "float32",
+    "TYPE_FP64": "float64",
+    "TYPE_STRING": "object",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -30,6 +39,11 @@ class TensorSpec:
     network_dims: tuple[int, ...]
     is_optional: bool = False
     is_ragged: bool = False
+
+    @property
+    def numpy_type(self) -> str:
+        """Return NumPy's name of the datatype: `float32`; `object` for strings."""
+        return _NUMPY_TYPES.get(self.datatype, self.datatype.removeprefix("TYPE_").lower())
 
     @property
     def type_and_dims(self) -> str:

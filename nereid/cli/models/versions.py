@@ -10,10 +10,10 @@ import typer
 
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import WrongUsage
+from nereid.base.errors import WrongUsage, no_server
 from nereid.base.units import format_bytes
 from nereid.cli.options import AsJson, Model, Repository, show_progress
-from nereid.cli.server_options import find_server, no_server
+from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:

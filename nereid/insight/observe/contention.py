@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from nereid.backends.triton.stub_processes import PROC, Process
+from nereid.backends.triton.stub_processes import PROC, TICKS_PER_S, Process
 from nereid.base.control_groups import OWN, ControlGroups
-from nereid.server.supervision.process_usage import TICKS_PER_S, core_wait_s, tree
+from nereid.server.supervision.process_usage import core_wait_s, tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -399,14 +399,13 @@ def _infer(client: "tritonclient.grpc.InferenceServerClient", config: ModelConfi
 
 def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> "tritonclient.grpc.InferInput":
     import tritonclient.grpc
-    from tritonclient.utils import triton_to_np_dtype
 
     datatype = spec.datatype.removeprefix("TYPE_").replace("STRING", "BYTES")
     shape = [size] * is_batched + [max(1, dim) for dim in spec.dims]
     if datatype == "BYTES":
         array = np.full(shape, COFFEE.read_bytes(), np.object_)
     else:
-        array = np.zeros(shape, triton_to_np_dtype(datatype))
+        array = np.zeros(shape, spec.numpy_type)
     tensor = tritonclient.grpc.InferInput(spec.name, shape, datatype)
     tensor.set_data_from_numpy(array)
     return tensor

@@ -21,7 +21,7 @@ from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks import BY_BACKEND, DEFAULT, TASKS, task_of
 from nereid.tasks.task import Task
-from nereid.vision.inference.signature import DATATYPES, sequence_controls
+from nereid.vision.inference.signature import sequence_controls
 
 EXAMINER = "nereid.models.publish.examiner"
 # An endless loop in a network must not block the publisher for long.
@@ -322,14 +322,13 @@ def random_samples(config: ModelConfig) -> list[NetworkInput]:
 def _random(tensor: TensorSpec, config: ModelConfig, rng: np.random.Generator) -> np.ndarray:
     shape = [FREE_DIM if dim < 0 else dim for dim in tensor.network_dims]
     shape = [1, *shape] if config.max_batch_size else shape
-    element = next(name for name, datatype in DATATYPES.items() if datatype == tensor.datatype)
-    if element == "string":
-        return np.full(shape, b"0", dtype=object)
-    dtype = np.dtype({"float": "float32", "double": "float64"}.get(element, element))
+    dtype = np.dtype(tensor.numpy_type)
+    if dtype.kind == "O":
+        return np.full(shape, b"0", dtype)
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
     # Integers may be indices into a table of any length; bytes are pixels.
-    return rng.integers(0, 256 if element == "uint8" else 2, shape).astype(dtype)
+    return rng.integers(0, 256 if dtype == np.uint8 else 2, shape).astype(dtype)
 
 
 def image_pair(samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:

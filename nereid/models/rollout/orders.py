@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nereid.base import files
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage, no_server
 from nereid.base.metrics_page import Snapshot
 from nereid.models.rollout import judge, measurement
 from nereid.models.rollout.controller import POLL_S, Controller, FindServer, find_pair, first_step
@@ -198,5 +198,5 @@ def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
 
 def _page(location: RouteLocation, record: ServerRecord | None) -> Snapshot:
     if record is None:
-        raise OperationFailed("no server is running for this repository", "nereid serve")
+        raise no_server(location.repository)
     return read_page(record, location.name)

@@ -28,7 +28,7 @@ from nereid.backends.routing.assignment import (
 )
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import files, metrics_page
-from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage, no_server
 from nereid.base.journal import Append
 from nereid.base.metrics_page import Snapshot
 from nereid.models.routes.target import RouteChange, RouteFile, RouteLocation, describe, read_state
@@ -357,10 +357,7 @@ def change(
     if not (planned := plan(target, propose)).is_needed:
         return _nothing_to_change(target, planned.present, server)
     if server is None and not is_offline:
-        raise OperationFailed(
-            f"no server is running for repository '{target.repository}'; "
-            "fix: nereid serve, or write the route with --offline"
-        )
+        raise no_server(target.repository, ", or write the route with --offline")
     with target.history.locked() as append:
         # Again under the lock, as another command may have changed the route.
         if not (planned := plan(target, propose)).is_needed:

@@ -4,7 +4,6 @@ The kernel counts both anyway, so they are read only when somebody looks: an idl
 """
 
 import contextlib
-import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -12,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.stub_processes import PROC, Process
+from nereid.backends.triton.stub_processes import PROC, Process, ProcessStat, read_stat
 from nereid.base.metrics_page import Labels, render
 
 SERVER, SUPERVISOR, GATEWAY = "tritonserver", "supervisor", "gateway"
 # The end of the command line of a guarded server's own gateway: the name of a module, and its function.
 GATEWAY_WORDS = b".gateway_program\0gateway\0"
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PREFIX = "nereid_process_"
 METRICS = {
     "memory_bytes": ("gauge", "Memory of the processes (PSS): shared pages are divided among their users."),
@@ -43,17 +41,6 @@ class Usage:
     version: int
     cpu_s: float
     memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """One process in the kernel's table; `faults` is the number of its page faults."""
-
-    process: Process
-    name: str
-    parent: int
-    cpu_s: float
-    faults: int
 
 
 def read(supervisor: int, repository: Path, proc: Path = PROC) -> list[Usage]:
@@ -89,7 +76,7 @@ def tree(roots: Collection[int], proc: Path = PROC) -> list[ProcessStat]:
 
 def parent_of(pid: int, proc: Path = PROC) -> int:
     """Return the parent of a process; 0 if the process has ended."""
-    entry = _entry(proc / str(pid))
+    entry = read_stat(proc / str(pid))
     return entry.parent if entry else 0
 
 
@@ -155,23 +142,8 @@ def _usage(entry: ProcessStat, name: str, version: int, proc: Path) -> Usage:
 
 
 def _entries(proc: Path) -> dict[int, ProcessStat]:
-    found = (_entry(folder) for folder in proc.iterdir() if folder.name.isdigit())
+    found = (read_stat(folder) for folder in proc.iterdir() if folder.name.isdigit())
     return {entry.process.pid: entry for entry in found if entry}
-
-
-def _entry(folder: Path) -> ProcessStat | None:
-    try:
-        text = (folder / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The name, in brackets, may hold anything. Source: proc(5), the fields of stat.
-    before, _, after = text.rpartition(")")
-    fields = after.split()
-    process = Process(int(folder.name), int(fields[19]))
-    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-    return ProcessStat(
-        process, before.partition("(")[2], int(fields[1]), cpu_s, int(fields[7]) + int(fields[9])
-    )
 
 
 def _children(entries: dict[int, ProcessStat]) -> dict[int, list[int]]:

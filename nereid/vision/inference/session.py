@@ -40,7 +40,7 @@ from nereid.vision.inference.session_options import (
     session_settings,
     uses_cuda_graphs,
 )
-from nereid.vision.inference.signature import DATATYPES, Signature, sequence_controls, validate
+from nereid.vision.inference.signature import Signature, sequence_controls, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,6 @@ class SessionEvents:
     halved: Callable[[], None] = lambda: None
     warmed: Callable[[float], None] = lambda seconds: None
     device_failed: Callable[[str], None] = lambda reason: None
-
-
-DTYPES = {datatype: element for element, datatype in DATATYPES.items()} | {
-    "TYPE_FP32": "float32",
-    "TYPE_FP64": "float64",
-    "TYPE_STRING": "object",
-}
 
 
 def zero_requests(config: ModelConfig, sizes: Sequence[int]) -> Iterator[Arrays]:
@@ -85,7 +78,7 @@ def _zeros(config: ModelConfig, tensor: TensorSpec, rows: int) -> np.ndarray:
             f"'{tensor.name}' {list(tensor.network_dims)}; fix: set it to an empty text"
         )
     shape = (rows, *tensor.network_dims) if config.max_batch_size else tensor.network_dims
-    dtype = np.dtype(DTYPES[tensor.datatype])
+    dtype = np.dtype(tensor.numpy_type)
     return np.full(shape, b"", dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
