@@ -26,8 +26,8 @@ STALL_LOOKS = 5
 MEDIAN_S, SIGMA, SLOW_S = 0.012, 0.5, 0.016
 OBJECTIVES = StepLimits(
     (
-        EventLimit(ERROR, limit=0.05, increase=0.01),
-        EventLimit(SLOW, limit=1.0, increase=0.1, tolerated=0.05, is_in_blocks=True),
+        EventLimit(ERROR, max_rate=0.05, increase=0.01),
+        EventLimit(SLOW, max_rate=1.0, increase=0.1, tolerated=0.05, is_in_blocks=True),
     ),
     max_latency_ratio=1.2,
     risk=0.01 / len(SHARES),

@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed
-from nereid.models.routes.target import find_routes, read_state
+from nereid.models.routes.location import find_routes, read_state
 from nereid.repository.layout import model_folders, served_versions, steps_of
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord

@@ -6,7 +6,7 @@ from typing import Any
 from nereid.models.rollout import orders
 from nereid.models.rollout.plan import RolloutPlan, make_plan
 from nereid.models.rollout.rollout_journal import Rollout, RolloutJournals
-from nereid.models.routes.target import find_route, read_state
+from nereid.models.routes.location import find_route, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.routes import document, variant
 

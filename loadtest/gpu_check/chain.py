@@ -13,7 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from nereid.backends.triton.device_streams import DeviceStreams, Stages, open_device_streams, open_stream
+from nereid.backends.triton.device_streams import (
+    DeviceStreams,
+    StageTimestamps,
+    open_device_streams,
+    open_stream,
+)
 from nereid.backends.triton.overlap import Overlap
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, read_profile
@@ -94,7 +99,9 @@ class Job:
         """Take the error of each image."""
         self.errors = errors
 
-    def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
+    def answer(
+        self, outputs: Mapping[str, np.ndarray] | ServingError, stages: StageTimestamps | None
+    ) -> None:
         """Take the scores."""
         if isinstance(outputs, ServingError):
             self.failure = outputs

@@ -15,7 +15,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, change_with_retry, propose_weights
-from nereid.models.routes.target import find_route
+from nereid.models.routes.location import find_route
 from nereid.repository.layout import versions_there
 from nereid.server.control import Control
 from nereid.server.supervision import supervisor

@@ -18,7 +18,7 @@ def find_model(repository: Path, name: str, task: Task) -> str:
     wanted = name or task.model
     if (repository / wanted).is_dir():
         return wanted
-    from nereid.models.routes.target import check_repository, models_with
+    from nereid.models.routes.location import check_repository, models_with
 
     check_repository(repository)
     fitting = models_with(repository, task.outputs)
@@ -42,7 +42,7 @@ def find_any_model(repository: Path, name: str) -> str:
     Raises:
         WrongUsage: the repository has no such model, or none; the message lists the models of all tasks.
     """
-    from nereid.models.routes.target import check_repository, models_with
+    from nereid.models.routes.location import check_repository, models_with
     from nereid.repository.layout import is_model, model_folders
 
     check_repository(repository)

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nereid.application.repository_publisher import RepositoryPublisher
-from nereid.backends.routing.assignment import Table, shares
+from nereid.backends.routing.assignment import LoadedRoute, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
 from nereid.gateway.failures import UNAVAILABLE_RETRY_S, Failure, invalid_request
@@ -16,9 +16,15 @@ from nereid.gateway.route_control import RolloutOrder, RolloutState, RouteState,
 from nereid.models.rollout import orders
 from nereid.models.rollout.plan import make_plan
 from nereid.models.rollout.rollout_journal import RolloutActive, RolloutJournals
-from nereid.models.routes import change, target
+from nereid.models.routes import change, location
 from nereid.models.routes.change import NO_SERVER, SERVED, RunningServer, served_status
-from nereid.models.routes.target import RouteLocation, find_route, find_routes, present_table, read_state
+from nereid.models.routes.location import (
+    RouteLocation,
+    find_route,
+    find_routes,
+    load_present_route,
+    read_state,
+)
 from nereid.repository.layout import output_names, versions_there
 from nereid.server.run_dir import ServerRecord
 from nereid.tasks import TASKS
@@ -43,7 +49,7 @@ class RepositoryModels:
 
     def names(self) -> Sequence[str]:
         """Return the models of each task: its routes, or all such models if the task has no route."""
-        models = (name for task in TASKS for name in target.models_with(self._repository, task.outputs))
+        models = (name for task in TASKS for name in location.models_with(self._repository, task.outputs))
         return list(dict.fromkeys([*self._first, *models]))
 
     def outputs(self, name: str) -> Collection[str]:
@@ -63,7 +69,7 @@ class RepositoryModels:
         Raises:
             PreviewRefused: it is not an image, or damaged.
         """
-        config = target.preprocessing_of(self._repository, self._pinned(name)[0])
+        config = location.preprocessing_of(self._repository, self._pinned(name)[0])
         if config is None:
             return None
         try:
@@ -100,10 +106,10 @@ class RepositoryRoute:
         """Return the route file, and whether the server serves it."""
         with _failures("the route cannot be read"):
             location = find_route(self._repository, self._name)
-            table = present_table(location, read_state(location))
-            status, served = served_status(RunningServer.of(self._find()), location.name, table.sha256)
+            loaded = load_present_route(location, read_state(location))
+            status, served = served_status(RunningServer.of(self._find()), location.name, loaded.sha256)
             rollout = _rollout(location)
-        route, variants = table.route, _variants(table, served.breakers if served else {})
+        route, variants = loaded.route, _variants(loaded, served.breakers if served else {})
         # The server's address is not for clients of a gateway.
         detail = status if status in (SERVED, NO_SERVER) else "not served yet, or unknown"
         return RouteState(
@@ -113,7 +119,7 @@ class RepositoryRoute:
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them."""
 
-        def propose(present: target.RouteFile) -> change.Proposal:
+        def propose(present: location.RouteFileSnapshot) -> change.Proposal:
             current = present.route().generation
             if generation is not None and generation != current:
                 text = f"expected generation {generation}, got {current}: the route has changed"
@@ -146,11 +152,11 @@ class RepositoryRoute:
         return self.show()
 
 
-def _variants(table: Table, breakers: Mapping[tuple[str, str], str]) -> list[VariantState]:
-    share, versions = shares(table.route), table.network_versions
+def _variants(loaded: LoadedRoute, breakers: Mapping[tuple[str, str], str]) -> list[VariantState]:
+    share, versions = shares(loaded.route), loaded.network_versions
     return [
         VariantState(v.name, v.model, version, v.weight, share[v.name], breakers.get((v.name, version), ""))
-        for v in table.route.variants
+        for v in loaded.route.variants
         for version in [versions[v.name]]
     ]
 

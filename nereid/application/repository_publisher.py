@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from nereid.application import child
+from nereid.application import launcher
 from nereid.application.exit_codes import WRONG_USAGE
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.gateway.failures import Failure
@@ -40,9 +40,9 @@ class RepositoryPublisher:
         """
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *child.command(publish_network), stdin=pipe, stdout=pipe, stderr=pipe
+            *launcher.command(publish_network), stdin=pipe, stdout=pipe, stderr=pipe
         )
-        out, err = await process.communicate(child.encode(order))
+        out, err = await process.communicate(launcher.encode(order))
         if process.returncode == 0:
             return msgspec.json.decode(out, type=PublishAnswer)
         last = err.decode(errors="replace").strip().rpartition("\n")[2]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from nereid.application import child
+from nereid.application import launcher
 from nereid.application.gateway_program import GatewayOptions, default_workers, gateway
-from nereid.base.errors import WrongUsage, invalid_values
+from nereid.base.errors import WrongUsage, value_errors_as_wrong_usage
 from nereid.base.processes import end_with_parent
 from nereid.gateway.key_changes import open_ring
 from nereid.gateway.keys import check_ring
@@ -31,7 +31,7 @@ def serve(options: ServeOptions, environment: Mapping[str, str]) -> None:
         WrongUsage: the options conflict with each other, or this machine has no such profile or GPU.
         ServerError: the server cannot start.
     """
-    with invalid_values():
+    with value_errors_as_wrong_usage():
         if options.gpu_id:
             environment = {**environment, **nvidia_smi.select(options.gpu_id, environment)}
         options = replace(options, server=_with_profile(options, environment))
@@ -92,7 +92,7 @@ def _jobs(repository: Path, base: Path) -> list[BackgroundJob]:
 def _launch_gateway(
     keys: Path | None, environment: Mapping[str, str], options: TritonOptions
 ) -> "subprocess.Popen[str]":
-    return child.start(
+    return launcher.start(
         gateway,
         GatewayOptions(
             Listen(options.host, options.ports.http, options.ports.grpc, workers=default_workers()),

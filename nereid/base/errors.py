@@ -122,7 +122,7 @@ def is_fault(error: ServingError | None) -> bool:
     return error is not None and not isinstance(error, InvalidRequest | Overloaded | Cancelled)
 
 
-def official_text(error: Exception) -> str:
+def onnxruntime_error_text(error: Exception) -> str:
     """Format an ONNX Runtime exception on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
     text = str(error)
     found = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
@@ -202,7 +202,7 @@ def no_server(repository: object, alternative: str = "") -> OperationFailed:
 
 
 @contextlib.contextmanager
-def invalid_values() -> Iterator[None]:
+def value_errors_as_wrong_usage() -> Iterator[None]:
     """Turn a `ValueError` about an option into `WrongUsage`."""
     try:
         yield
@@ -237,7 +237,7 @@ def run_failure(error: Exception) -> ServingError:
     """Return the error for a run that raised `error`: `OutOfMemory`, `DeviceFailed` or `RuntimeFailed`."""
     if lost := find_device_failure(error):
         return lost
-    text = official_text(error)
+    text = onnxruntime_error_text(error)
     if text.startswith(_OF_THE_REQUEST):
         return RuntimeFailed(text)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):

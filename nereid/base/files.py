@@ -23,7 +23,7 @@ class LockTimeout(OperationFailed):
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def filename_in_errors(path: Path) -> Iterator[None]:
     """Add the file name to system errors; a failed write, such as on a full disk, does not report one."""
     try:
         yield
@@ -48,7 +48,7 @@ def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
     target = Path(os.path.realpath(path))  # unlike `resolve`, also for a loop of links
     handle, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
     try:
-        with naming(target), os.fdopen(handle, "wb") as new:
+        with filename_in_errors(target), os.fdopen(handle, "wb") as new:
             new.write(content)
             new.flush()
             _copy_owner_and_mode(target, new.fileno())

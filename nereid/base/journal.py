@@ -115,7 +115,7 @@ def _append(file: BinaryIO, entry: msgspec.Struct) -> None:
     text, size = msgspec.json.encode(entry), file.seek(0, os.SEEK_END)
     is_incomplete = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
     line = b"\n" * is_incomplete + text[:-1] + f',"crc32":"{crc32(text):08x}"}}\n'.encode()
-    with files.naming(Path(file.name)):
+    with files.filename_in_errors(Path(file.name)):
         left = memoryview(line)
         while left:
             left = left[file.write(left) :]

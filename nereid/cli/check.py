@@ -40,7 +40,7 @@ def check(
     The table lists notes, and failures that would stop a server or make its answers wrong. All profiles are
     checked. With --json, the checks that passed are listed, too.
     """
-    from nereid.models.routes.target import check_repository
+    from nereid.models.routes.location import check_repository
     from nereid.repository import check as examination
 
     check_repository(repository)

@@ -140,7 +140,7 @@ def show_result(context: typer.Context, task: Task, image: Path) -> None:
             result = client.infer(encoded)
         except RequestRefused as error:
             raise OperationFailed(str(error)) from None
-        print(f"{image.name}: {task.past} in {format_ms((time.monotonic() - begin_s) * 1e3)}")
+        print(f"{image.name}: {task.past_participle} in {format_ms((time.monotonic() - begin_s) * 1e3)}")
         task.entry_point("view").show(result)
     print(f"stopped; `nereid serve --task {task.name}` keeps the server running")
 

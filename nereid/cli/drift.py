@@ -9,7 +9,7 @@ import typer
 
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, WrongUsage, invalid_values, no_server
+from nereid.base.errors import OperationFailed, WrongUsage, no_server, value_errors_as_wrong_usage
 from nereid.base.units import format_duration, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment, show_help, show_progress
 from nereid.cli.server_options import find_server, with_server
@@ -63,7 +63,7 @@ def baseline(
     """
     from nereid.insight.drift.baseline import store
     from nereid.insight.drift.comparison import targets_of
-    from nereid.models.routes.target import find_route
+    from nereid.models.routes.location import find_route
 
     if bool(images) == bool(from_traffic):
         raise WrongUsage("expected one of --images DIR and --from-traffic DURATION")
@@ -76,7 +76,7 @@ def baseline(
         from nereid.cli.options import collect
         from nereid.insight.drift.baseline import from_images
 
-        with invalid_values():
+        with value_errors_as_wrong_usage():
             paths = collect([images])
         made = from_images(record.url("http"), repository, location.name, targets, paths, show_progress)
     else:
@@ -100,7 +100,7 @@ def show(
     The drift monitor of `nereid serve` updates the table once a minute.
     """
     from nereid.insight.drift.drift_report import report
-    from nereid.models.routes.target import find_route
+    from nereid.models.routes.location import find_route
     from nereid.server import run_dir
 
     location = find_route(repository, route)

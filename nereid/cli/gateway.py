@@ -7,7 +7,7 @@ import typer
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.contract import HTTP_PORT
-from nereid.base.errors import invalid_values
+from nereid.base.errors import value_errors_as_wrong_usage
 from nereid.cli import options
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Repository, Task, complete_model, environment, repository_of
@@ -102,7 +102,7 @@ def gateway(
     served = repository_of(context, repository, task)
     if not url:
         find_server(context, served)  # notes that there are several
-    with invalid_values():
+    with value_errors_as_wrong_usage():
         settings = Settings(
             url or f"127.0.0.1:{HTTP_PORT}",
             host=host,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the commands import what they need, so that others start wi
     from nereid.models.rollout.orders import Forecast, Order
     from nereid.models.rollout.plan import RolloutPlan
     from nereid.models.rollout.rollout_journal import Rollout, RolloutEvent
-    from nereid.models.routes.target import RouteLocation
+    from nereid.models.routes.location import RouteLocation
 
 app = typer.Typer()
 STOP_POLL_S = 0.2
@@ -238,7 +238,7 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
     from nereid.base.processes import StopFlag, in_background
     from nereid.models.rollout import service
     from nereid.models.rollout.controller import POLL_S
-    from nereid.models.routes.target import check_repository
+    from nereid.models.routes.location import check_repository
 
     check_repository(changeable_repository(repository))
     find_server(context, repository)  # an invalid --server ends here
@@ -269,7 +269,7 @@ def _note_controller(location: "RouteLocation") -> None:
 
 
 def _location(repository: Path, route: str) -> "RouteLocation":
-    from nereid.models.routes.target import find_route
+    from nereid.models.routes.location import find_route
 
     return find_route(repository, route)
 

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from nereid.application.chosen_models import changeable_repository
-from nereid.backends.routing.assignment import Route, Table, Variant, shares
+from nereid.backends.routing.assignment import LoadedRoute, Route, Variant, shares
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.cli.options import AsJson, Repository, complete_model, complete_variant, show_help
@@ -20,9 +20,9 @@ from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
-    from nereid.models.routes.change import Difference, Propose, RunningServer, Served
+    from nereid.models.routes.change import Difference, Propose, RunningServer, ServedRouteStatus
     from nereid.models.routes.explain import Explanation
-    from nereid.models.routes.target import RouteChange, RouteFile, RouteLocation
+    from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation
 
 app = typer.Typer()
 
@@ -98,9 +98,9 @@ def diff(
     """
     from nereid.models.routes import change
 
-    target, present = _read(repository, route)
+    location, present = _read(repository, route)
     if propose := _proposal(weights or [], file):
-        planned = change.plan(target, propose)
+        planned = change.plan(location, propose)
         old, new = planned.present.route(), planned.route
     elif before := change.previous(present):
         old, new = before, present.route()
@@ -132,19 +132,19 @@ def explain(
     """Show which variant would answer a request if all variants are healthy, and why."""
     from nereid.base.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
     from nereid.models.routes import explain
-    from nereid.models.routes.target import present_table
+    from nereid.models.routes.location import load_present_route
 
     given = {VARIANT_HEADER: variant, VERSION_HEADER: version, ROUTE_KEY_HEADER: key}
     parameters = _headers(header or []) | {name: value for name, value in given.items() if value}
-    table = present_table(*_read(repository, route))
-    _print_explanation(explain.explain(table, parameters), as_json)
+    loaded = load_present_route(*_read(repository, route))
+    _print_explanation(explain.explain(loaded, parameters), as_json)
 
 
 @app.command()
 def history(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """List the route's history, newest first."""
-    target, present = _read(repository, route)
-    _report_damage(target)
+    location, present = _read(repository, route)
+    _report_damage(location)
     _print_history(present.all_entries, as_json)
 
 
@@ -168,7 +168,7 @@ def revert(
     have that GENERATION, the newest one that differs from the current route is used.
     """
     from nereid.models.routes import change
-    from nereid.models.routes.target import find_route
+    from nereid.models.routes.location import find_route
 
     _report_damage(find_route(changeable_repository(repository), route))
     _change(context, change.propose_revert(generation), offline, route, repository)
@@ -213,25 +213,25 @@ def fallback(
     print(f"{name}: first fallback; its version stays, and nereid retire keeps the files that it needs")
 
 
-def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteFile]":
-    from nereid.models.routes import target as routes
+def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteFileSnapshot]":
+    from nereid.models.routes import location as routes
 
-    target = routes.find_route(repository, route)
-    return target, routes.read_state(target)
+    location = routes.find_route(repository, route)
+    return location, routes.read_state(location)
 
 
-def _report_damage(target: "RouteLocation") -> None:
-    if note := target.history.note_on_damage():
+def _report_damage(location: "RouteLocation") -> None:
+    if note := location.history.note_on_damage():
         print(note, file=sys.stderr)
 
 
 def _change(context: typer.Context, propose: "Propose", offline: bool, route: str, repository: Path) -> None:
     from nereid.models.routes import change
-    from nereid.models.routes.target import find_route
+    from nereid.models.routes.location import find_route
 
-    target = find_route(changeable_repository(repository), route)
+    location = find_route(changeable_repository(repository), route)
     server = None if offline else _server(context, repository)
-    print(change.change(target, propose, server, offline))
+    print(change.change(location, propose, server, offline))
 
 
 def _proposal(words: list[str], file: str) -> "Propose | None":
@@ -270,7 +270,7 @@ def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
 
 
 def show_route(
-    target: "RouteLocation", present: "RouteFile", server: "RunningServer | None", as_json: bool
+    location: "RouteLocation", present: "RouteFileSnapshot", server: "RunningServer | None", as_json: bool
 ) -> None:
     """Print a route, and whether the server serves it.
 
@@ -278,15 +278,15 @@ def show_route(
         OperationFailed, InvalidConfig: the route file is invalid, or names a model that does not exist.
     """
     from nereid.models.routes.change import served_status
-    from nereid.models.routes.target import describe, percent, present_table
+    from nereid.models.routes.location import describe, load_present_route, percent
 
-    table = present_table(target, present)
-    route, breaker = table.route, table.route.breaker
-    status, served = served_status(server, target.name, table.sha256)
+    loaded = load_present_route(location, present)
+    route, breaker = loaded.route, loaded.route.breaker
+    status, served = served_status(server, location.name, loaded.sha256)
     if as_json:
-        print(json.dumps(_as_document(target, table, served, status)))
+        print(json.dumps(_as_document(location, loaded, served, status)))
         return
-    _print_variants(table, served)
+    _print_variants(loaded, served)
     _print_shadows(route)
     print(
         f"default {route.default}, at most {route.max_in_flight} requests in flight, "
@@ -299,7 +299,7 @@ def show_route(
         f"breaker: opens at {percent(breaker.error_ratio)} failures of {breaker.min_requests} requests or "
         f"more in {breaker.window_s:g} s, tries again after {breaker.open_s:g} s"
     )
-    print(f"{target.name}: {describe(route)}, SHA-256 {table.sha256}")
+    print(f"{location.name}: {describe(route)}, SHA-256 {loaded.sha256}")
     print(status)
 
 
@@ -347,20 +347,20 @@ def _print_history(entries: "tuple[RouteChange, ...]", as_json: bool) -> None:
     print_table("generation", "when", "who", "weights", "note", "SHA-256", rows=rows)
 
 
-def _print_variants(table: Table, served: "Served | None") -> None:
-    from nereid.models.routes.target import percent
+def _print_variants(loaded: LoadedRoute, served: "ServedRouteStatus | None") -> None:
+    from nereid.models.routes.location import percent
 
-    variants, given = table.route.variants, shares(table.route)
+    variants, given = loaded.route.variants, shares(loaded.route)
     columns = ["variant", "model", "version", "network", "weight", "share", "deadline"]
     rows = []
     for v in variants:
-        version, network = str(v.version), table.network_versions[v.name]
+        version, network = str(v.version), loaded.network_versions[v.name]
         weights = f"{v.weight:g}", percent(given[v.name])
         rows.append([v.name, v.model, version, network, *weights, _ms(v.deadline_ms)])
     if served:
         columns.append("breaker")
         for row in rows:
-            row.append(_breakers(table, served).get(row[0], "—"))
+            row.append(_breakers(loaded, served).get(row[0], "—"))
     if any(variant.headers for variant in variants):
         columns.append("headers")
         for row, variant in zip(rows, variants, strict=True):
@@ -375,24 +375,24 @@ def _print_shadows(route: Route) -> None:
 
 
 def _as_document(
-    target: "RouteLocation", table: Table, served: "Served | None", status: str
+    location: "RouteLocation", loaded: LoadedRoute, served: "ServedRouteStatus | None", status: str
 ) -> dict[str, Any]:
     return {
-        "route": target.name,
-        "file": str(target.path),
-        "sha256": table.sha256,
-        "generation": table.route.generation,
+        "route": location.name,
+        "file": str(location.path),
+        "sha256": loaded.sha256,
+        "generation": loaded.route.generation,
         "status": status,
         "served_sha256": sorted(served.sha256s) if served else None,
-        "shares": shares(table.route),
-        "network_versions": dict(table.network_versions),
-        "breakers": _breakers(table, served) if served else {},
-        "document": msgspec.to_builtins(table.route),
+        "shares": shares(loaded.route),
+        "network_versions": dict(loaded.network_versions),
+        "breakers": _breakers(loaded, served) if served else {},
+        "document": msgspec.to_builtins(loaded.route),
     }
 
 
-def _breakers(table: Table, served: "Served") -> dict[str, str]:
-    versions = ((variant.name, table.network_versions[variant.name]) for variant in table.route.variants)
+def _breakers(loaded: LoadedRoute, served: "ServedRouteStatus") -> dict[str, str]:
+    versions = ((variant.name, loaded.network_versions[variant.name]) for variant in loaded.route.variants)
     return {pair[0]: served.breakers[pair] for pair in versions if pair in served.breakers}
 
 
@@ -406,7 +406,7 @@ def _header_rules(variant: Variant) -> str:
 
 
 def _how_likely(share: float) -> str:
-    from nereid.models.routes.target import percent
+    from nereid.models.routes.location import percent
 
     fixed: Mapping[float, str] = {0.0: "not", 1.0: "always"}
     return fixed.get(share, f"{percent(share)} of such requests are")

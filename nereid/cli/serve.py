@@ -9,7 +9,7 @@ import typer
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
-from nereid.base.errors import WrongUsage, invalid_values
+from nereid.base.errors import WrongUsage, value_errors_as_wrong_usage
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Profile, Repository, Task, environment, port, repository_of
 from nereid.server.command_line import AUTO_PROFILE, LOOPBACK_HOSTS, TritonOptions, read_own_token
@@ -142,7 +142,7 @@ def serve(
         raise WrongUsage("--no-trace excludes --otlp and --access-log")
     if no_token and token_file:
         raise WrongUsage("--token-file and --no-token exclude each other")
-    with invalid_values():
+    with value_errors_as_wrong_usage():
         token = read_own_token(token_file) if token_file else ""
     options = TritonOptions(
         Path(os.path.realpath(repository_of(context, repository, task))),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from nereid.base.errors import WrongUsage, invalid_values
+from nereid.base.errors import WrongUsage, value_errors_as_wrong_usage
 from nereid.cli.options import environment
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _named(context: typer.Context, repository: Path, address: str) -> "ServerRec
     if not host or not port.isdecimal():
         raise WrongUsage(f"--server: expected HOST:PORT of Triton's gRPC, got '{address}'")
     path = context.meta.get("token_file")
-    with invalid_values():
+    with value_errors_as_wrong_usage():
         token = read_token(path) if path else ""
     profile = environment(context).get("NEREID_PROFILE", AUTO_PROFILE)
     if profile == AUTO_PROFILE:  # the GPU of that server is not this machine's

@@ -63,7 +63,7 @@ def _server_rows(server: "ServerStatus | None") -> list[tuple[str, str]]:
 
 
 def _model_row(model: "ModelStatus", is_running: bool) -> tuple[str, ...]:
-    from nereid.models.routes.target import percent
+    from nereid.models.routes.location import percent
 
     traffic = ", ".join(f"{name} {percent(share)}" for name, share in model.traffic.items())
     memory = format_bytes(model.memory_bytes) if model.processes else ""

@@ -17,7 +17,7 @@ from nereid.client.request import ProtocolName, RequestOptions
 from nereid.client.result_kind import Result
 from nereid.client.transport import AsyncConnection, BlockingConnection, Headers, run
 
-Images: TypeAlias = Iterable[ImageLike] | AsyncIterable[ImageLike]
+ImageStream: TypeAlias = Iterable[ImageLike] | AsyncIterable[ImageLike]
 
 
 class ModelClient(BaseClient[Result]):
@@ -136,7 +136,7 @@ class AsyncModelClient(BaseClient[Result]):
         return await self._arrays(image, options)
 
     def infer_many(
-        self, images: Images, batch_size: int = 1, **options: Unpack[RequestOptions]
+        self, images: ImageStream, batch_size: int = 1, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[ResultOrError[Result]]:
         """Return the outcomes of a stream of images, sent concurrently; see `Classifier.classify_many`.
 
@@ -147,7 +147,7 @@ class AsyncModelClient(BaseClient[Result]):
         return self._outcomes(images, batch_size, options)
 
     async def _outcomes(
-        self, images: Images, batch_size: int, options: RequestOptions
+        self, images: ImageStream, batch_size: int, options: RequestOptions
     ) -> AsyncIterator[ResultOrError[Result]]:
         # Unbounded, because the final None must fit even if the reader is gone.
         started: asyncio.Queue[asyncio.Task[list[ResultOrError[Result]]] | None] = asyncio.Queue()
@@ -184,7 +184,7 @@ class AsyncModelClient(BaseClient[Result]):
             await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _batches(images: Images, size: int) -> AsyncIterator[list[ImageLike]]:
+async def _batches(images: ImageStream, size: int) -> AsyncIterator[list[ImageLike]]:
     """Yield the images in batches; an error from the iterator is raised after the images before it."""
     batch: list[ImageLike] = []
     failure: Exception | None = None
@@ -202,7 +202,7 @@ async def _batches(images: Images, size: int) -> AsyncIterator[list[ImageLike]]:
         raise failure
 
 
-async def _each(images: Images) -> AsyncIterator[ImageLike]:
+async def _each(images: ImageStream) -> AsyncIterator[ImageLike]:
     if isinstance(images, AsyncIterable):
         async for image in images:
             yield image

@@ -56,7 +56,7 @@ _JSON = (b"content-type", b"application/json")
 NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"), re.compile(r"[0-9]{1,19}")
 
 
-class TensorCall:
+class TensorInference:
     """An inference on checked tensors, whose response is passed through.
 
     Args:
@@ -145,7 +145,7 @@ async def run_tensors(
         if described.status != HTTPStatus.OK:
             raise failure_of(described)
         check_classification(json.loads(described.body), checked.classified)
-    response: HttpResponse = await run(gateway, request, TensorCall(f"{path}/infer", headers, checked))
+    response: HttpResponse = await run(gateway, request, TensorInference(f"{path}/infer", headers, checked))
     return response
 
 
@@ -176,7 +176,7 @@ _MESSAGES: dict[Code, str] = {
 }
 
 
-class ImageCall:
+class ImageInference:
     """An inference on one image, whose response is read as the result of a task.
 
     Args:
@@ -192,7 +192,7 @@ class ImageCall:
         convert: returns the fields of an answer, given a result and `given`; may raise Failure.
         given: the parameters of the request.
 
-    Attributes: the same as for `TensorCall`, plus `values`, the fields of the answer.
+    Attributes: the same as for `TensorInference`, plus `values`, the fields of the answer.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class ImageCall:
         return failure
 
 
-async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall") -> Any:
+async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorInference | ImageInference") -> Any:
     """Run an inference within its time limit and the limits of its key and the server; return its result.
 
     Raises:
@@ -333,7 +333,11 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
 
 
 def account(
-    gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall", outcome: str, variant: str
+    gateway: "Gateway",
+    request: "GatewayRequest",
+    call: "TensorInference | ImageInference",
+    outcome: str,
+    variant: str,
 ) -> None:
     """Record a finished inference: its outcome and the durations of its stages."""
     if call.offered is None:
@@ -347,7 +351,7 @@ def account(
 
 
 async def _admit_and_send(
-    gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall"
+    gateway: "Gateway", request: "GatewayRequest", call: "TensorInference | ImageInference"
 ) -> Any:
     admission, spans = gateway.admission, request.spans
     # Without tracing, nobody reads the span of an inference.
@@ -394,7 +398,7 @@ def _release_later(slot: "Slot") -> None:
 
 async def send(
     triton: HttpConnectionPool,
-    call: "TensorCall | ImageCall",
+    call: "TensorInference | ImageInference",
     left_s: Callable[[], float],
     more_headers: Headers = (),
 ) -> Any:

@@ -19,7 +19,7 @@ from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.retry import Budget
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import Live
-from nereid.gateway.inference import ImageCall, request, send
+from nereid.gateway.inference import ImageInference, request, send
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
@@ -221,7 +221,7 @@ class Models:
         if task and own and not _does(own, task):
             fix = f"POST /v1/models/{name}/{own.path.rpartition('/')[2]}"
             raise invalid_request(
-                f"model {name!r} {own.work}, and does not support this endpoint; fix: {fix}"
+                f"model {name!r} {own.verb_phrase}, and does not support this endpoint; fix: {fix}"
             )
         return model
 
@@ -258,14 +258,14 @@ class Models:
             return found[0]
         if unknown := [model for model, own in models if own is None]:
             return unknown[0]  # its server decides
-        offered = ", ".join(f"{model.name} {own.work}" for model, own in models[:MAX_NAMES] if own)
-        raise Failure("not_found", f"no model {task.work} here; available: {offered}")
+        offered = ", ".join(f"{model.name} {own.verb_phrase}" for model, own in models[:MAX_NAMES] if own)
+        raise Failure("not_found", f"no model {task.verb_phrase} here; available: {offered}")
 
     def _add(self, name: str) -> OfferedModel:
         async def probe(image: bytes, timeout_s: float) -> None:
             task, end_s = await self.task_of(model) or DEFAULT, time.monotonic() + timeout_s
             headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
-            call = ImageCall(model, task.entry_point("result"), image, None, 1, headers, name)
+            call = ImageInference(model, task.entry_point("result"), image, None, 1, headers, name)
             async with asyncio.timeout(timeout_s):
                 await send(self.triton, call, lambda: end_s - time.monotonic())
 

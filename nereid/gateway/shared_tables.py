@@ -68,7 +68,7 @@ def digest(text: str, size: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
+class RatedAnswer:
     """The answer that feedback refers to; `is_first` is False if it already had feedback."""
 
     model: str
@@ -81,7 +81,7 @@ class Rated:
 _ANSWER, _MAX_NAMES, _SEPARATOR = "di8s?112s", 112, "\0"
 
 
-class AnswerMemory:
+class RecentAnswers:
     """The latest answers, so that feedback can refer to them.
 
     Args:
@@ -104,7 +104,7 @@ class AnswerMemory:
             with self._answers.held(name) as answer:
                 answer[:] = self._clock(), index, _label_digest(label), False, names
 
-    def rate(self, name: str, label: str | int) -> Rated | None:
+    def rate(self, name: str, label: str | int) -> RatedAnswer | None:
         """Compare an answer with the true class, given as label or index; None if the answer is unknown."""
         with self._answers.held(name) as answer:
             if not answer:
@@ -113,7 +113,7 @@ class AnswerMemory:
             answer[3] = True
         is_correct = label == index if isinstance(label, int) else _label_digest(label) == known
         model, variant = names.rstrip(b"\0").decode().partition(_SEPARATOR)[::2]
-        return Rated(model, variant, is_correct, not has_feedback)
+        return RatedAnswer(model, variant, is_correct, not has_feedback)
 
 
 def _label_digest(label: str) -> bytes:

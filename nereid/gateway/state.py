@@ -11,7 +11,7 @@ from nereid.gateway.http.upload import Uploads
 from nereid.gateway.keys import KeyRing, Quotas
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
-from nereid.gateway.shared_tables import AnswerMemory
+from nereid.gateway.shared_tables import RecentAnswers
 from nereid.gateway.workers import Report, SharedState
 
 
@@ -30,7 +30,7 @@ class Gateway:
     decompressions: FairQueue
     triton: HttpConnectionPool
     requires_keys: bool
-    memory: AnswerMemory
+    memory: RecentAnswers
     tracer: Tracer | None = None
     shared: SharedState | None = None
 
@@ -72,7 +72,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         decompressions=FairQueue(lambda: 1),
         triton=models.triton,
         requires_keys=settings.requires_keys,
-        memory=shared.memory if shared else AnswerMemory(),
+        memory=shared.memory if shared else RecentAnswers(),
         tracer=Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared=shared,
     )

@@ -12,7 +12,7 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.gateway.failures import Code, invalid_request, malformed_response
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
 from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
-from nereid.gateway.inference import ImageCall, run
+from nereid.gateway.inference import ImageInference, run
 from nereid.gateway.keys import Need
 from nereid.tasks.task import Task
 from nereid.vision.imaging.formats.size import read_header, work_of
@@ -193,7 +193,7 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
         received_s = request.end_stage("receive")
         size = read_header(image)
         work, name = work_of(size, settings.max_pixels), request.request_id
-        call = ImageCall(
+        call = ImageInference(
             request.model,
             kind,
             image,

@@ -22,7 +22,7 @@ from nereid.base.processes import STOP_SIGNALS, BackOff, end_with_parent
 from nereid.gateway.gateway_metrics import LastMinute
 from nereid.gateway.keys import BUCKET_FORMAT
 from nereid.gateway.settings import Settings
-from nereid.gateway.shared_tables import AnswerMemory, SharedTable
+from nereid.gateway.shared_tables import RecentAnswers, SharedTable
 
 # Seconds between a worker's reports, and the age at which a report is ignored.
 REPORT_S, MAX_AGE_S = 1.0, 5.0
@@ -49,7 +49,7 @@ class SharedState:
     count: int
     folder: Path
     buckets: SharedTable = field(default_factory=partial(SharedTable, BUCKET_FORMAT))
-    memory: AnswerMemory = field(default_factory=AnswerMemory)
+    memory: RecentAnswers = field(default_factory=RecentAnswers)
 
     def share_metrics(self) -> None:
         """Store metrics created from now on in files, so that any worker can sum them over all workers.

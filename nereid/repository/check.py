@@ -399,15 +399,15 @@ def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
         text, _ = route_file.read(path)
     except OSError as error:
         raise InvalidConfig(f"cannot read '{path}': {error.strerror}") from None
-    table = route_file.read_table(config, text)
-    for target in table.route.targets():
+    loaded = route_file.load_route(config, text)
+    for target in loaded.route.targets():
         served = profile.versions(target.model) if target.model in profile.documents else [target.version]
         if target.version not in served:
             yield (
                 "fail",
                 f"'{target.name}' names version {target.version} of '{target.model}', which is not served",
             )
-    yield "ok", f"{path.name}: {len(table.route.variants)} variants"
+    yield "ok", f"{path.name}: {len(loaded.route.variants)} variants"
 
 
 def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:

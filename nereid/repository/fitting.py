@@ -80,7 +80,7 @@ def plan_instances(
     documents, hidden = readable_configs(repository, profile), unused_models(repository, profile)
     served = {name: each for name, each in documents.items() if name not in hidden}
     routes = {name: _route(repository / name, each) for name, each in served.items()}
-    wanted = demands(served, {name: route for name, route in routes.items() if route})
+    wanted = traffic_shares(served, {name: route for name, route in routes.items() if route})
     is_open = [name for name, each in served.items() if _is_open(repository / name, each, backends)]
     of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
     found = allocate_instances(
@@ -93,7 +93,7 @@ def plan_instances(
     return found
 
 
-def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, float]:
+def traffic_shares(documents: Documents, routes: Mapping[str, Route]) -> dict[str, float]:
     """Return the fraction of all requests that each model must be able to answer, between 0 and 1.
 
     Models that no other model uses get equal fractions. A route divides half of its fraction among its
@@ -133,7 +133,7 @@ def allocate_instances(
     return InstancePlan(machine, found, is_short)
 
 
-def override(
+def fitted_config(
     repository: Path,
     profile: str,
     model: str,

@@ -81,9 +81,9 @@ Documents = Mapping[str, Mapping[str, Any]]
 ROUTE = "ab_router"
 # Backends of models that name other models in parameters: each part has a parameter for its version, too.
 # `nereid publish` replaces the part `network`; the part `after` may be missing.
-NETWORK_PART, LAST_PART = "network", "after"
+NETWORK_PART, POSTPROCESS_PART = "network", "after"
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "fused": ("preprocess", NETWORK_PART, LAST_PART),
+    "fused": ("preprocess", NETWORK_PART, POSTPROCESS_PART),
     **{name: task.backend.parts for name, task in BY_BACKEND.items() if task.backend and task.backend.parts},
 }
 
@@ -166,7 +166,7 @@ def config_files(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PinnedModel:
     """A pinned model, with versions of network, preprocessing and post-processing; "" and 0 for none."""
 
     model: str
@@ -178,7 +178,7 @@ class Pin:
     after_version: int = 0
 
 
-def pins(repository: Path, documents: Documents) -> list[Pin]:
+def pins(repository: Path, documents: Documents) -> list[PinnedModel]:
     """Return the pinned models: ensembles with one step on ONNX Runtime, and those that name a network."""
     return [pin for name in documents if (pin := _pin(repository, name, documents))]
 
@@ -190,7 +190,7 @@ def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
         found = [
             (given.get(part, ""), given.get(f"{part}_version", ""))
             for part in parts
-            if part != LAST_PART or given.get(part)
+            if part != POSTPROCESS_PART or given.get(part)
         ]
         return [(model, int(number) if number.isdecimal() else -1) for model, number in found]
     steps = document.get("ensemble_scheduling", {}).get("step", ())
@@ -216,7 +216,7 @@ def is_post_processing(backend: str) -> bool:
     return backend in BY_BACKEND and "post_processing" in BY_BACKEND[backend].entry_points
 
 
-def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
+def _pin(repository: Path, name: str, documents: Documents) -> PinnedModel | None:
     steps = steps_of(documents[name])
     kinds = [backend_of(repository / model, documents.get(model, {})) for model, _ in steps]
     names_network = documents[name].get("backend") in PARTS
@@ -226,7 +226,7 @@ def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
     last = next((step for step, kind in zip(steps, kinds, strict=True) if is_post_processing(kind)), ("", 0))
     backend = str(documents[name].get("backend"))
     place = PARTS[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
-    return Pin(name, *steps[place], *preprocess, *last)
+    return PinnedModel(name, *steps[place], *preprocess, *last)
 
 
 def thread_budget(

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base import files
-from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, chosen, read_bounds, with_chosen
+from nereid.base.config.instance_bounds import (
+    BOUNDS,
+    InstanceBounds,
+    parse_instance_count,
+    read_bounds,
+    with_instance_count,
+)
 from nereid.base.config.model_config import read_profile
 from nereid.base.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
 from nereid.base.errors import InvalidConfig, OperationFailed
@@ -114,7 +120,9 @@ class Control:
         if record.cores:
             machine = fitting.Machine(record.cores, available_bytes())
             backends = record.fitted_backends
-            config = fitting.override(repository, record.profile, model, machine, backends, instance_count)
+            config = fitting.fitted_config(
+                repository, record.profile, model, machine, backends, instance_count
+            )
         self._request("load_model", model, is_load=True, config=config)
 
     def change_instances(self, model: str, count: int) -> None:
@@ -134,7 +142,7 @@ class Control:
         text = config.parameters[BOUNDS].string_value if BOUNDS in config.parameters else ""
         groups = config.instance_group
         is_on_gpu = any(group.kind == group.KIND_GPU for group in groups)
-        return Instances(sum(group.count for group in groups), is_on_gpu, chosen(text))
+        return Instances(sum(group.count for group in groups), is_on_gpu, parse_instance_count(text))
 
     def _bounded(self, model: str) -> tuple[dict[str, Any], InstanceBounds] | None:
         try:
@@ -158,7 +166,7 @@ class Control:
 
     def _load_within_bounds(self, model: str, count: int | None) -> None:
         found = self._bounded(model)
-        config = json.dumps(with_chosen(*found, count)) if found and count else None
+        config = json.dumps(with_instance_count(*found, count)) if found and count else None
         self._request("load_model", model, is_load=True, config=config)
 
     def unload(self, model: str) -> None:

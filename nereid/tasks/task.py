@@ -79,8 +79,8 @@ class Task:
 
     Attributes:
         name: task name in `nereid add --task NAME` and `/v1/models`; also the name of its command.
-        work: what its models do, for messages: `finds objects`.
-        present, past: what its command is doing or has done: `searching`, `searched`.
+        verb_phrase: what its models do, for messages: `finds objects`.
+        present_participle, past_participle: what its command is doing or has done: `searching`, `searched`.
         model: name of the model to use first.
         outputs: names of the outputs that a model must have.
         path: path of its REST endpoint.
@@ -97,9 +97,9 @@ class Task:
     """
 
     name: str
-    work: str
-    present: str
-    past: str
+    verb_phrase: str
+    present_participle: str
+    past_participle: str
     model: str
     outputs: tuple[str, ...]
     path: str
@@ -141,7 +141,7 @@ class Task:
                 task belongs to this task; `nereid add`. Most tasks recognise a file instead.
             examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
             post_processing: function (config of a model of the backend) ->
-                `nereid.backends.triton.post_processing.TaskStep`; backends and checks.
+                `nereid.backends.triton.post_processing.Postprocessor`; backends and checks.
             settings: parameters of a model of the backend, like `FusedSettings`; layout of repositories.
             check: function (`nereid.repository.check.Profile`, name of a model) -> verdicts and texts.
             metrics: prefix, labels and families of the backend's metrics; the page about metrics.

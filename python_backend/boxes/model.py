@@ -1,10 +1,10 @@
-"""Triton adapter of the `boxes` backend; all behaviour is in `nereid.backends.triton.step_model`."""
+"""Triton adapter of the `boxes` backend; all behaviour is in `nereid.backends.triton.postprocess_model`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.step_model import StepModel
+from nereid.backends.triton.postprocess_model import PostprocessModel
 from nereid.base.config.model_config import ModelConfig
 
 
@@ -14,7 +14,7 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read head, thresholds and labels; the load fails if one is invalid."""
         stub_processes.close_connections()
-        self.model = StepModel(ModelConfig.from_args(args))
+        self.model = PostprocessModel(ModelConfig.from_args(args))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Find the objects of each request; a bad one fails alone."""

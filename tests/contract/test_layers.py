@@ -61,7 +61,7 @@ def test_environment_is_read_at_the_edge_only(root, package):
 
 
 def test_no_program_starts_a_command():
-    """A renamed option would break that at run time only; `nereid.application.child` starts functions."""
+    """A renamed option would break that at run time only; `nereid.application.launcher` starts functions."""
     started = re.compile(r'"-m",\s*"nereid"|(?:which|with_name)\("nereid"\)')
 
     assert [path.name for path in MODULES if started.search(path.read_text())] == []

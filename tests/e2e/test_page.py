@@ -26,7 +26,7 @@ from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.keys import KeyRing
 from nereid.gateway.settings import Settings
 from nereid.models.rollout import orders, service
-from nereid.models.routes.target import find_route
+from nereid.models.routes.location import find_route
 from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports

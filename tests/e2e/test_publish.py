@@ -15,7 +15,7 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, Superseded, change, propose_weights
-from nereid.models.routes.target import find_route
+from nereid.models.routes.location import find_route
 from nereid.repository.layout import versions_there
 from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import group_members

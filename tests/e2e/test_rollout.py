@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
 from nereid.models.rollout import orders
-from nereid.models.routes.target import read_state
+from nereid.models.routes.location import read_state
 from nereid.server import run_dir
 from tests import routes
 from tests.networks import given

@@ -104,16 +104,16 @@ def test_report_of_a_failed_device_is_read_as_it_was_written():
 
 def test_deadline_is_the_timeout_from_now():
     before = time.monotonic_ns()
-    (at,) = deadline.within(1.5).values()
+    (at,) = deadline.deadline_parameter(1.5).values()
 
     assert before + 1_500_000_000 <= at <= time.monotonic_ns() + 1_500_000_000
 
 
 def test_only_a_request_with_time_left_passes():
-    for parameters in ({}, {"other": 1}, deadline.within(86_400)):
+    for parameters in ({}, {"other": 1}, deadline.deadline_parameter(86_400)):
         deadline.check(parameters)
     with pytest.raises(DeadlineExceeded, match="expired while queued"):
-        deadline.check(deadline.within(-1e-9))
+        deadline.check(deadline.deadline_parameter(-1e-9))
 
 
 @pytest.mark.parametrize("value", ["1", 1.5, True])

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nereid.backends.routing.assignment import Route, Salts, Table, Variant, choose
-from nereid.backends.routing.attempts import FallbackQueue
+from nereid.backends.routing.assignment import LoadedRoute, Route, Salts, Variant, choose
+from nereid.backends.routing.attempts import AttemptPlan
 from nereid.base.assets import REPOSITORY, STATE, TEXT_REPOSITORY
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
@@ -20,7 +20,7 @@ from nereid.models.rollout.controller import propose_withdrawal
 from nereid.models.rollout.plan import Pair, make_plan
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.explain import explain
-from nereid.models.routes.target import RouteFile, find_route, read_state
+from nereid.models.routes.location import RouteFileSnapshot, find_route, read_state
 from nereid.repository.layout import parameters_of, steps_of, unused_models
 from tests.publishing import NET, ROUTE, candidate, edit_route, publish_number, store_published, unchanged
 from tests.routes import document, variant
@@ -112,10 +112,10 @@ def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
     spare = Variant("spare", "m3", 1, 0, headers={"x-route-tier": ("free",)})
     variants = (Variant("v1", "m1", 1, 1), Variant("v2", "m2", 1, 1), spare)
     route = Route(variants, "v1", Salts("a", "b"), fallbacks=("spare",), answer={"scores": 0})
-    table = Table(route, "", {"v1": "1", "v2": "2", "spare": "3"})
+    loaded = LoadedRoute(route, "", {"v1": "1", "v2": "2", "spare": "3"})
 
-    assert explain(table, parameters).fallbacks == expected
-    queue = FallbackQueue(route, choose(table, parameters, 0.999))
+    assert explain(loaded, parameters).fallbacks == expected
+    queue = AttemptPlan(route, choose(loaded, parameters, 0.999))
     queue.next()
     tried = [queue.next().variant.name for _ in iter(lambda: bool(queue), False)]
     assert (*tried, *([] if queue.is_forced else ["answer"])) == expected
@@ -197,7 +197,7 @@ def test_withdrawn_candidate_makes_its_control_the_default():
     pair = Pair(("new", "2"), ("old", "1"), "rollout-new")
     started = Rollout(1, make_plan(candidate="new"), pair, 0.1, 0.01, datetime.now(UTC), "me")
 
-    route = propose_withdrawal(started)(RouteFile(None, text, (), None)).route
+    route = propose_withdrawal(started)(RouteFileSnapshot(None, text, (), None)).route
 
     assert (route.default, route.fallbacks) == ("old", ())
 

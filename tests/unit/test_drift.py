@@ -14,11 +14,11 @@ from nereid.backends.routing import reference_file
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.metrics_page import Snapshot
 from nereid.insight.drift import baseline, recording, scores
-from nereid.insight.drift.baseline import Measured, from_traffic
+from nereid.insight.drift.baseline import VariantSignals, from_traffic
 from nereid.insight.drift.comparison import MonitoredVariant, VariantDrift, compare, why_not
 from nereid.insight.drift.drift_report import agreement, wilson
 from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
-from nereid.insight.drift.recording import History, Slot, growth_of
+from nereid.insight.drift.recording import History, RecordedInterval, growth_of
 from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
 
@@ -41,11 +41,11 @@ nv_inference_count{model="r",version="1"} 10
 """
 
 
-def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> Measured:
+def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> VariantSignals:
     rng = np.random.default_rng(seed)
     values = {name: rng.beta(4, 4, images).tolist() for name in recording.BOUNDS}
     values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
-    found = Measured(TARGET, "r")
+    found = VariantSignals(TARGET, "r")
     best = rng.integers(0, 5, images).tolist()
     found.add_outputs(Signals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS}))
     found.images = images
@@ -54,7 +54,7 @@ def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> Measured:
     return found
 
 
-def reference_of(measured: Measured) -> reference_file.Reference:
+def reference_of(measured: VariantSignals) -> reference_file.Reference:
     classes = (0, 1, 2)
     created = datetime.datetime.fromtimestamp(NOW - 60, datetime.UTC)
     mine = baseline.reference_of(TARGET, "r", measured.window, measured.images, classes)
@@ -81,7 +81,7 @@ def test_bucket_that_lags_behind_counts_once():
     ]
     history = History()
     for number, (before, after) in enumerate(pairwise(pages)):
-        history.add(Slot(NOW + number, 1.0, growth_of(after - before)))
+        history.add(RecordedInterval(NOW + number, 1.0, growth_of(after - before)))
 
     window, _ = history.window(NOW + 1, 3600)
 
@@ -90,7 +90,7 @@ def test_bucket_that_lags_behind_counts_once():
 
 
 def test_value_on_a_bound_belongs_to_the_bucket_below_it():
-    measured = Measured(TARGET, "r")
+    measured = VariantSignals(TARGET, "r")
 
     measured.add_outputs(Signals(found=[0, 1, 5, 999]))
 
@@ -100,7 +100,7 @@ def test_value_on_a_bound_belongs_to_the_bucket_below_it():
 def test_history_is_bounded():
     history = History(max_slots=10)
     for number in range(1000):
-        history.add(Slot(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
+        history.add(RecordedInterval(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
     line = 'nereid_image_aspect_bucket{{le="+Inf",model="m{}",version="1"}} 1\n'
 
     page = growth_of(Snapshot.parse("".join(line.format(number) for number in range(5000))))
@@ -113,7 +113,7 @@ def test_history_is_bounded():
 def test_window_has_only_recent_slots(tmp_path):
     history = History()
     for age_s in (7200, 3000, 10):
-        history.add(Slot(NOW - age_s, 60.0, {"route|r|v1|7|entropy": {"0.1": age_s}}))
+        history.add(RecordedInterval(NOW - age_s, 60.0, {"route|r|v1|7|entropy": {"0.1": age_s}}))
     history.store(tmp_path)
 
     found = History.load(tmp_path)
@@ -130,7 +130,7 @@ def test_classes_count_only_with_their_reference():
     history = History()
     classes, entropy = "route|r|v1|7|class", "route|r|v1|7|entropy"
     for age_s in (300, 40, 10):
-        history.add(Slot(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
+        history.add(RecordedInterval(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
 
     assert history.window(NOW, 3600, NOW - 60) == ({classes: {"0": 2}, entropy: {"0.1": 3}}, 30)
     assert history.window(NOW, 3600, NOW - 52) == ({classes: {"0": 1}, entropy: {"0.1": 3}}, 30)
@@ -217,12 +217,12 @@ def test_reference_is_read_again_when_it_changes(tmp_path):
     assert "nereid drift baseline" in watch.problem
 
 
-def recorded(seconds: float, measured: Measured) -> History:
+def recorded(seconds: float, measured: VariantSignals) -> History:
     """Return a history of the last `seconds` in ten slots, of which the newest has all images."""
     history = History()
     for number in range(10):
         grown = measured.window if number == 9 else {}
-        history.add(Slot(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown))
+        history.add(RecordedInterval(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown))
     return history
 
 
@@ -265,7 +265,9 @@ def test_gauges_have_every_signal():
 def test_shadows_agree_over_time():
     history = History()
     for age_s, agreed in ((4000, 5), (100, 8), (50, 1)):
-        history.add(Slot(NOW - age_s, 60, {"shadow|r|s": {"agreed": agreed, "disagreed": 1, "shed": 9}}))
+        history.add(
+            RecordedInterval(NOW - age_s, 60, {"shadow|r|s": {"agreed": agreed, "disagreed": 1, "shed": 9}})
+        )
 
     found = [msgspec.structs.astuple(each) for each in agreement(history, "r", NOW)]
     assert found == [("s", 0.0, 11, 9), ("s", 3600.0, 6, 5)]

@@ -15,7 +15,7 @@ import pytest
 
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.models.publish import child, examination, examiner
+from nereid.models.publish import examination, examiner, isolated_child
 from nereid.models.publish.examination import (
     ExaminationLimits,
     ExaminationRequest,
@@ -392,7 +392,7 @@ def test_child_does_not_get_the_key_of_a_client(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("NEREID_KEY", "secret")
 
-    _, names = child.run("shows_environment", "", 60)
+    _, names = isolated_child.run("shows_environment", "", 60)
 
     assert "PYTHONPATH" in names
     assert "NEREID_KEY" not in names

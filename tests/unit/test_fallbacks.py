@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nereid.backends.routing.assignment import BreakerSettings, Table, Variant, parse_route
+from nereid.backends.routing.assignment import BreakerSettings, LoadedRoute, Variant, parse_route
 from nereid.backends.routing.attempts import MAX_SUSPECTS
 from nereid.backends.routing.configured_answer import read_answer
 from nereid.base import errors
@@ -32,8 +32,10 @@ class SlowlyChecked(test_router.Request):
 
 def answering(route=test_router.ROUTE) -> test_router.World:
     world = test_router.World(route)
-    table = test_router.in_use(replace(route, answer={"scores": 0}))
-    world.router.use(Table(table.route, "", table.network_versions, {"scores": np.zeros(2, np.float32)}))
+    loaded = test_router.in_use(replace(route, answer={"scores": 0}))
+    world.router.use(
+        LoadedRoute(loaded.route, "", loaded.network_versions, {"scores": np.zeros(2, np.float32)})
+    )
     return world
 
 

@@ -14,7 +14,7 @@ from nereid.repository.fitting import (
     MEMORY_PART,
     Machine,
     allocate_instances,
-    override,
+    fitted_config,
     plan_instances,
 )
 from tests.publishing import edit_route
@@ -63,7 +63,7 @@ def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
 
 
 def test_models_without_a_common_caller_share_the_cores():
-    wanted = fitting.demands({f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}, {})
+    wanted = fitting.traffic_shares({f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}, {})
 
     assert set(allocate_instances(wanted, Machine(16, PLENTY)).counts.values()) == {2}
     assert set(allocate_instances(wanted, Machine(2, PLENTY)).counts.values()) == {1}
@@ -76,7 +76,7 @@ def test_shadow_needs_its_part(repository):
     route["shadows"] = [{"name": "s", "model": "classify_v2", "version": 1, "percent": 10}]
     documents = {"classify": {"backend": "ab_router"}, "classify_v1": {}, "classify_v2": {}}
 
-    wanted = fitting.demands(documents, {"classify": parse_route(json.dumps(route).encode())})
+    wanted = fitting.traffic_shares(documents, {"classify": parse_route(json.dumps(route).encode())})
 
     assert wanted == {"classify": 1.0, "classify_v1": 1.0, "classify_v2": pytest.approx(0.1)}
 
@@ -138,8 +138,8 @@ def test_broken_route_is_ignored(repository):
 
 def test_load_gets_the_whole_config(repository):
     """Triton's load API replaces the config, so all other entries must be there."""
-    document = json.loads(override(repository, "cpu", "classify_v1", Machine(4, PLENTY), {"fused"}))
+    document = json.loads(fitted_config(repository, "cpu", "classify_v1", Machine(4, PLENTY), {"fused"}))
 
     assert document["instance_group"] == [{"kind": "KIND_CPU", "count": 4}]
     assert document["parameters"]["network"] == {"string_value": "efficientnet_lite0"}
-    assert override(repository, "cpu", "classify", Machine(4, PLENTY), {"fused"}) is None
+    assert fitted_config(repository, "cpu", "classify", Machine(4, PLENTY), {"fused"}) is None

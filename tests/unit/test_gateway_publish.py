@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from nereid.application import child
+from nereid.application import launcher
 from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.base import files
 from nereid.gateway import model_endpoints
@@ -65,7 +65,7 @@ def test_refused_upload_leaves_nothing(given, status, reason, repository):
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise KeyError('x')"])
 def test_process_that_crashes_is_no_fault_of_the_caller(repository, monkeypatch, end):
-    monkeypatch.setattr(child, "command", lambda program: [sys.executable, "-c", f"import os; {end}"])
+    monkeypatch.setattr(launcher, "command", lambda program: [sys.executable, "-c", f"import os; {end}"])
 
     answer = publish(repository)
 

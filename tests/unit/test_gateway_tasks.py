@@ -207,9 +207,9 @@ def test_model_that_no_longer_does_its_task_gives_way_to_another(monkeypatch):
 async def test_request_that_waited_while_its_model_was_replaced_is_sent():
     made = gateway("cars")
     model = await made.models.find("cars")
-    calls = [inference.ImageCall(model, DETECTIONS, IMAGE, None, 1, (), "id") for _ in range(2)]
+    calls = [inference.ImageInference(model, DETECTIONS, IMAGE, None, 1, (), "id") for _ in range(2)]
     await inference.send(made.models.triton, calls[0], lambda: 1.0)
-    waiting = inference.ImageCall(model, DETECTIONS, IMAGE, None, 1, (), "id")
+    waiting = inference.ImageInference(model, DETECTIONS, IMAGE, None, 1, (), "id")
     made.models.triton["cars"].outcome = RequestRefused("unexpected inference output 'boxes'")
     with pytest.raises(Failure, match="not served"):
         await inference.send(made.models.triton, calls[1], lambda: 1.0)

@@ -29,8 +29,13 @@ from nereid.gateway.http.bounded_protocol import peer_of
 from nereid.gateway.settings import Settings
 from nereid.gateway.tls import http2_context
 from nereid.gateway.v2 import grpc_connection, grpc_front
-from nereid.gateway.v2.grpc_connection import KEY as OF_KEY
-from nereid.gateway.v2.grpc_connection import MAX_FRAMES_AT_ONCE, PEER, TURN_BYTES, GrpcConnection
+from nereid.gateway.v2.grpc_connection import (
+    KEY_LIMITS,
+    MAX_FRAMES_AT_ONCE,
+    PEER_LIMITS,
+    TURN_BYTES,
+    GrpcConnection,
+)
 from nereid.gateway.v2.grpc_front import GrpcFront
 from tests.gateways import RING, WATCHDOG_S, Ring, asynchronous, gateway, key, until
 from tests.tables import cases
@@ -125,14 +130,14 @@ async def test_other_limits_of_a_connection(frames, expected, monkeypatch):
     async with door() as (_, front, at), steady(at.grpc_port) as found:
         assert await asyncio.to_thread(flood, at, frames) == expected
 
-        assert sum(each.calls for each in front.holders._known.values()) <= 1
+        assert sum(each.calls for each in front.clients._known.values()) <= 1
     assert {*found} == {"NOT_FOUND: unknown model 'a/b'"}
 
 
 @asynchronous
 async def test_budget_is_that_of_one_address(monkeypatch):
     """While one address is over its budget, another one without a key is served."""
-    restrict(monkeypatch, PEER, {"begins": 5, "begins_per_s": 0})
+    restrict(monkeypatch, PEER_LIMITS, {"begins": 5, "begins_per_s": 0})
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (_, _, at):
         gate.set()
         spender = await Client.connect(at, source="127.0.0.2")
@@ -168,7 +173,12 @@ BEARER = {"metadata": (("authorization", "Bearer infer"),)}
     no_key=("ModelReady", b"", {"metadata": ()}, "UNAUTHENTICATED: an API key is required"),
     a_key_as_a_bearer=("ModelReady", b"", BEARER, "NOT_FOUND: unknown model ''"),
     another_key=("ModelInfer", b"", {"metadata": (("x-api-key", "route"),)}, "PERMISSION_DENIED"),
-    two_keys=("ModelInfer", b"", {"metadata": KEY * 2}, "INVALID_ARGUMENT: invalid request: header 'x-api"),
+    two_keys=(
+        "ModelInfer",
+        b"",
+        {"metadata": KEY * 2},
+        "INVALID_ARGUMENT: invalid request: header 'x-api",
+    ),
     other_letters=("ModelReady", v2.ModelReadyRequest(name="ü%"), {}, "NOT_FOUND: unknown model 'ü%'"),
     no_server=("ServerMetadata", b"", {}, "UNAVAILABLE: unavailable: the server behind"),
     no_server_health=("/grpc.health.v1.Health/Check", b"", {"metadata": ()}, "UNAVAILABLE"),
@@ -326,13 +336,13 @@ async def test_unfinished_messages_count():
         assert client.statuses == {streams[1]: "RESOURCE_EXHAUSTED"}
         assert held == 120_005
         assert other.statuses == {stream: "NOT_FOUND"}
-        assert [each.calls for each in front.holders._known.values()] == [0] * 3
+        assert [each.calls for each in front.clients._known.values()] == [0] * 3
 
 
 @cases(
     ["of", "limit", "name", "expected"],
-    calls_of_a_key=(OF_KEY, {"calls": 2}, "ModelInfer", "RESOURCE_EXHAUSTED"),
-    calls_of_an_address=(PEER, {"calls": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
+    calls_of_a_key=(KEY_LIMITS, {"calls": 2}, "ModelInfer", "RESOURCE_EXHAUSTED"),
+    calls_of_an_address=(PEER_LIMITS, {"calls": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
     calls_without_a_key=(None, {"MAX_KEYLESS_CALLS": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
 )
 @asynchronous
@@ -358,15 +368,15 @@ def restrict(monkeypatch, of, limit) -> None:
         for name, value in limit.items():
             monkeypatch.setattr(grpc_front, name, value)
         return
-    name, restricted = ("KEY" if of is OF_KEY else "PEER"), replace(of, **limit)
+    name, restricted = ("KEY_LIMITS" if of is KEY_LIMITS else "PEER_LIMITS"), replace(of, **limit)
     for module in (grpc_front, grpc_connection):
         monkeypatch.setattr(module, name, restricted, raising=False)
 
 
 @cases(
     ["of", "limit", "secret", "ends"],
-    of_an_address=(PEER, {"connections": 2}, "", [True, False, False]),
-    of_a_key=(OF_KEY, {"connections": 2}, "infer", [False, False, True]),
+    of_an_address=(PEER_LIMITS, {"connections": 2}, "", [True, False, False]),
+    of_a_key=(KEY_LIMITS, {"connections": 2}, "infer", [False, False, True]),
     in_all=(None, {"MAX_CONNECTIONS": 2}, "", [True, False, False]),
 )
 @asynchronous
@@ -385,7 +395,7 @@ async def test_connections_are_limited(monkeypatch, of, limit, secret, ends):
 
 @asynchronous
 async def test_cancelled_calls_of_a_key_are_limited(monkeypatch):
-    restrict(monkeypatch, OF_KEY, {"resets": 3, "resets_per_s": 0})
+    restrict(monkeypatch, KEY_LIMITS, {"resets": 3, "resets_per_s": 0})
     async with door() as (_, _, at):
         client, other = await Client.connect(at), await Client.connect(at)
         for _ in range(3):
@@ -500,7 +510,7 @@ async def test_late_message_ends_the_call():
         await until(lambda: client.statuses)
 
         assert client.statuses == {1: "DEADLINE_EXCEEDED"}
-        assert [each.calls for each in front.holders._known.values()] == [0, 0]
+        assert [each.calls for each in front.clients._known.values()] == [0, 0]
 
 
 @asynchronous
@@ -534,7 +544,7 @@ async def test_cancelled_call_counts_its_bytes_until_its_work_ends():
         stream = client.begin("ModelInfer", size=1000, is_complete=True)
         await begun.wait()
         client.cancel(stream)
-        await until(lambda: not any(holder.calls for holder in front.holders._known.values()))
+        await until(lambda: not any(client.calls for client in front.clients._known.values()))
         await asyncio.sleep(0)
 
         assert made.uploads.buffers._held_bytes == {"id-infer": 1005}

@@ -9,10 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from nereid.base import metrics_page
-from nereid.base.config.instance_bounds import InstanceBounds, chosen, read_bounds, with_chosen
+from nereid.base.config.instance_bounds import (
+    InstanceBounds,
+    parse_instance_count,
+    read_bounds,
+    with_instance_count,
+)
 from nereid.base.errors import InvalidConfig
 from nereid.base.metrics_page import Snapshot
-from nereid.server import instances
+from nereid.server import autoscaling
 from nereid.server.control import Instances
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
@@ -56,15 +61,15 @@ def test_chosen_number_is_within_the_bounds(wanted, count):
     """Only the number and the parameter change, so that Triton starts all instances anew."""
     config = document()
 
-    found = with_chosen(config, InstanceBounds(1, 4), wanted)
+    found = with_instance_count(config, InstanceBounds(1, 4), wanted)
 
     text = f"{count} of 1-4"
     parameters = {**config["parameters"], "nereid.instances": {"string_value": text}}
     assert found == {**config, "instance_group": [{**GROUP, "count": count}], "parameters": parameters}
-    assert [chosen(each) for each in (text, "", "1-4", "x of 1-4")] == [count, None, None, None]
+    assert [parse_instance_count(each) for each in (text, "", "1-4", "x of 1-4")] == [count, None, None, None]
     assert config == document()
     del config["instance_group"]
-    assert with_chosen(config, InstanceBounds(1, 4), wanted)["instance_group"] == [{"count": count}]
+    assert with_instance_count(config, InstanceBounds(1, 4), wanted)["instance_group"] == [{"count": count}]
 
 
 PAGE = """# TYPE nv_inference_request_success counter
@@ -90,19 +95,19 @@ def test_loads_are_those_of_the_interval():
     more = PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
     after = Snapshot.parse(more)
 
-    assert instances.read_loads(after, after - before, 2.0) == {"eyes": instances.ModelLoad(7, 4.0)}
-    assert instances.read_loads(after, after - after, 2.0) == {"eyes": instances.ModelLoad(7, 0.0)}
+    assert autoscaling.read_loads(after, after - before, 2.0) == {"eyes": autoscaling.ModelLoad(7, 4.0)}
+    assert autoscaling.read_loads(after, after - after, 2.0) == {"eyes": autoscaling.ModelLoad(7, 0.0)}
 
 
 def test_gpus_count_like_the_fullest():
-    assert instances.read_gpu(Snapshot.parse(PAGE)) == instances.GpuSample(0.62, 10000, 70000)
-    assert instances.read_gpu(Snapshot.parse("")) is None
+    assert autoscaling.read_gpu(Snapshot.parse(PAGE)) == autoscaling.GpuSample(0.62, 10000, 70000)
+    assert autoscaling.read_gpu(Snapshot.parse("")) is None
 
 
 class Proc:
     def __init__(self, folder) -> None:
         self.folder, self.now_s = folder, 0.0
-        self.cpu = instances.CpuWait(folder, lambda: self.now_s)
+        self.cpu = autoscaling.CpuWait(folder, lambda: self.now_s)
 
     def wait(self, pid: int, *seconds: float) -> None:
         for thread, each in enumerate(seconds):
@@ -156,12 +161,12 @@ nv_inference_compute_infer_duration_us{{model="eyes",version="1"}} {0}000000
 def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
     health = SimpleNamespace(instances_seen=lambda found: None)
     record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), "/r", "cpu", "")
-    controller = instances.InstanceController(record, health, lambda name: [], None, print)
+    controller = autoscaling.InstanceController(record, health, lambda name: [], None, print)
     samples, counts = [], iter([1000, 1000, 1002])
     monkeypatch.setattr(controller, "_bounds", {"eyes": InstanceBounds(1, 4)})
     monkeypatch.setattr(controller._control, "instances", lambda name: Instances(2, False, None))
     monkeypatch.setattr(metrics_page, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
-    monkeypatch.setattr(instances.InstanceDecider, "decide", lambda self, sample: samples.append(sample))
+    monkeypatch.setattr(autoscaling.InstanceAutoscaler, "decide", lambda self, sample: samples.append(sample))
 
     for _ in range(3):
         controller.step()
@@ -171,28 +176,28 @@ def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
 
 # Samples of a model that needs 0.2 s for an image, with bounds 1-4, 3 s of idle time, and five clients. In
 # `load_step` it sleeps; in `full_processor` it computes, while other programs use both cores. By hand:
-# `nereid serve` with `InstanceDecider.look` recorded (AMD EPYC, 2 cores, 2026-11-26).
+# `nereid serve` with `InstanceAutoscaler.look` recorded (AMD EPYC, 2 cores, 2026-11-26).
 RECORDED = json.loads(Path(__file__).with_name("instance_samples.json").read_text())
 MB, GB = 1e6, 1e9
 BOUNDS = InstanceBounds(1, 4, 3.0)
-IDLE = instances.LoadSample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
+IDLE = autoscaling.LoadSample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
 WAITING = replace(IDLE, waiting=3.0, busy=2.0)
-GPU = instances.GpuSample(0.5, 40 * GB, 4 * GB)
+GPU = autoscaling.GpuSample(0.5, 40 * GB, 4 * GB)
 
 
-def recorded(name: str) -> list[instances.LoadSample]:
+def recorded(name: str) -> list[autoscaling.LoadSample]:
     return [
-        instances.LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
+        autoscaling.LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
         for at_s, count, waiting, busy, cpu_wait, free, each in RECORDED[name]
     ]
 
 
 class Driver:
     def __init__(self, count: int = 2, bounds: InstanceBounds = BOUNDS) -> None:
-        self.decider, self.now_s, self.count = instances.InstanceDecider(bounds), 100.0, count
+        self.decider, self.now_s, self.count = autoscaling.InstanceAutoscaler(bounds), 100.0, count
         self.changes: list[int] = []
 
-    def show(self, sample: instances.LoadSample, seconds: float) -> list[int]:
+    def show(self, sample: autoscaling.LoadSample, seconds: float) -> list[int]:
         """Show a sample for some seconds, carry out each decision immediately; returns the numbers."""
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):
@@ -206,7 +211,7 @@ class Driver:
 
 
 def test_recorded_load_step_is_followed():
-    decider, samples, found = instances.InstanceDecider(BOUNDS), recorded("load_step"), []
+    decider, samples, found = autoscaling.InstanceAutoscaler(BOUNDS), recorded("load_step"), []
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
         if decision := decider.decide(sample):
@@ -218,19 +223,19 @@ def test_recorded_load_step_is_followed():
 
 def test_recorded_full_processor_gets_no_instance():
     """Requests wait all the time, and another instance would wait for a core, too."""
-    decider = instances.InstanceDecider(BOUNDS)
+    decider = autoscaling.InstanceAutoscaler(BOUNDS)
 
     assert {decider.decide(sample) for sample in recorded("full_processor")} == {None}
     assert decider.blocked.startswith("its processes wait for a core ")
 
 
-SHORT_S = 0.2 * (instances.ADD_SAMPLES - 1)
+SHORT_S = 0.2 * (autoscaling.ADD_SAMPLES - 1)
 
 
 @cases(
     short_waits_change_nothing=((), [(WAITING, SHORT_S, []), (replace(IDLE, busy=2.0), 0.2, [])] * 20),
     # The next instance comes when the old ones have ended, and after new samples.
-    pause=((2,), [(WAITING, 1.0, [3]), (WAITING, instances.COOLDOWN_S, []), (WAITING, 1.0, [4])]),
+    pause=((2,), [(WAITING, 1.0, [3]), (WAITING, autoscaling.COOLDOWN_S, []), (WAITING, 1.0, [4])]),
     busy_ones_are_not_dropped=(
         (3,),
         [(replace(IDLE, busy=1.1), 30.0, []), (replace(IDLE, busy=0.9), 3.2, [2])],
@@ -279,5 +284,5 @@ def test_refused_changes_are_repeated_more_and_more_seldom(refusals):
     for _ in range(refusals):
         driver.decider.changed(driver.now_s, is_refused=True)
 
-    assert driver.show(WAITING, instances.REFUSED_DELAYS_S[refusals - 1]) == []
+    assert driver.show(WAITING, autoscaling.REFUSED_DELAYS_S[refusals - 1]) == []
     assert driver.show(WAITING, 1.2) == [3]

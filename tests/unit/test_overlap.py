@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nereid.backends.triton import overlap
-from nereid.backends.triton.device_streams import DeviceStreams, FusedJob, check_overlap
+from nereid.backends.triton.device_streams import DeviceStreams, FusedBatch, check_overlap
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
 from nereid.vision.imaging.image_times import ImageTimes
@@ -170,7 +170,7 @@ class Rows:
 
 def run_alone(requests, seed: int = 0):
     ran = []
-    job = FusedJob(requests, Rows(), None, lambda seconds, rows: ran.append(rows))
+    job = FusedBatch(requests, Rows(), None, lambda seconds, rows: ran.append(rows))
     return job.outcomes(*job.run(device(seed))), ran
 
 

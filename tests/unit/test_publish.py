@@ -18,12 +18,12 @@ from nereid.backends.routing.assignment import parse_route
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish import transaction
-from nereid.models.publish.actions import AddVariant, Install, LoadVersion, Policy, Warm
+from nereid.models.publish.actions import AddToVersionPolicy, AddVariant, Install, LoadVersion, Warm
 from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import change, propose_weights
-from nereid.models.routes.target import find_route
-from nereid.repository.layout import Pin, configs, pins
+from nereid.models.routes.location import find_route
+from nereid.repository.layout import PinnedModel, configs, pins
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests import publishing
@@ -41,7 +41,7 @@ def weights(repository: Path) -> dict[str, float]:
 
 def events(repository: Path) -> tuple[transaction.OperationEvent, ...]:
     with transaction.opened_journal(repository) as log:
-        return log.steps.read()
+        return log.events.read()
 
 
 def test_successor_has_the_new_number():
@@ -79,10 +79,10 @@ COPY = """
 import sys
 from pathlib import Path
 from nereid.models.publish.network import copy_pinned_model
-from nereid.repository.layout import Pin
+from nereid.repository.layout import PinnedModel
 
 models = Path(sys.argv[1])
-copy_pinned_model(models / "net_v1", Pin("net_v1", "net", 1, "", 0), 2, models / "net_v2")
+copy_pinned_model(models / "net_v1", PinnedModel("net_v1", "net", 1, "", 0), 2, models / "net_v2")
 """
 
 
@@ -99,7 +99,7 @@ def test_copy_of_a_pinned_model_keeps_comments_in_any_locale(repository):
     head, comment, *_ = (repository / "net_v2" / "config.pbtxt").read_text(encoding="utf-8").splitlines()
     assert head == "# Like net_v1, with version 2 of net; written by nereid publish."
     assert comment == "# Für Größe L."
-    copy_pinned_model(repository / "net_v2", Pin("net_v2", "net", 2, "", 0), 3, repository / "net_v3")
+    copy_pinned_model(repository / "net_v2", PinnedModel("net_v2", "net", 2, "", 0), 3, repository / "net_v3")
     lines = (repository / "net_v3" / "config.pbtxt").read_text(encoding="utf-8").splitlines()
     assert lines[:2] == ["# Like net_v2, with version 3 of net; written by nereid publish.", comment]
 
@@ -290,12 +290,12 @@ def test_operation_that_had_only_begun_is_undone(repository, kind):
         (workspace.staging / "new" / NET / "2").mkdir(parents=True)
 
     with transaction.locked_repository(repository, None, output.append) as locked:
-        last = locked.log.steps.read()[-1]
+        last = locked.journal.events.read()[-1]
 
     assert output[0].startswith(f"recovery: '{kind} net 2' of ")
     assert (last.event, contents(repository), workspace.staging.exists()) == ("undone", before, False)
     with transaction.locked_repository(repository, None, output.append) as locked:
-        assert locked.log.steps.read()[-1] == last
+        assert locked.journal.events.read()[-1] == last
 
 
 def test_files_from_before_are_not_removed(repository, tmp_path):
@@ -322,12 +322,12 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
         operation, _ = locked.begin("retire", NET, 2)
         installed = Install("net/2", NET, 2), Install("net_v2", "net_v2")
         actions = (*installed, AddVariant(ROUTE, "v2", "net_v2", 0))
-        locked.log.write("undo", replace(operation, actions=actions))
+        locked.journal.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
     output = []
     with transaction.locked_repository(repository, None, output.append) as locked:
-        assert locked.log.steps.read()[-1].event == "undone"
+        assert locked.journal.events.read()[-1].event == "undone"
 
     message = "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
     assert output[1].startswith(message)
@@ -342,7 +342,7 @@ def test_damage_before_the_last_line_is_reported_and_ignored(repository, tmp_pat
     output: list[str] = []
 
     with transaction.locked_repository(repository, None, output.append) as locked:
-        assert [step.event for step in locked.log.steps.read()] == ["commit", "done"]
+        assert [step.event for step in locked.journal.events.read()] == ["commit", "done"]
 
     assert output == [f"note: damaged lines of '{path}' are ignored: 1; fix: remove them"]
 
@@ -363,7 +363,7 @@ def test_journal_of_earlier_releases_is_read(repository):
 
     (line,) = events(repository)
 
-    first = Install("net/2", "net", 2), Policy("net", 2), LoadVersion("net", 2), Warm("net", 2)
+    first = Install("net/2", "net", 2), AddToVersionPolicy("net", 2), LoadVersion("net", 2), Warm("net", 2)
     assert line.operation.actions == (*first, AddVariant("r", "v2", "net_v2", 0.0))
     assert msgspec.json.encode(line.operation.actions) == b"[" + actions + b"]"
 
@@ -378,7 +378,7 @@ def test_staged_files_are_removed_before_the_end_is_written(repository):
         operation, workspace = locked.begin("publish", NET, 2)
         (workspace.staging / "new").mkdir()
         with pytest.raises(OSError, match="full"):
-            transaction.OperationJournal(locked.log.folder, locked.log.steps, refuse).write(
+            transaction.OperationJournal(locked.journal.folder, locked.journal.events, refuse).write(
                 "undone", operation
             )
 

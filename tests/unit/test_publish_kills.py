@@ -18,7 +18,7 @@ from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
 from nereid.models.publish.transaction import locked_repository, opened_journal
-from nereid.models.routes.target import find_route, find_routes, read_state
+from nereid.models.routes.location import find_route, find_routes, read_state
 from nereid.server.run_dir import ServerRecord
 from tests import publishing
 from tests.fake_server import FakeServer, Killed, killed_at, running
@@ -81,7 +81,7 @@ def committed(before: Path, done: Path, folder: Path) -> Path:
     path = log / "journal.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with opened_journal(folder / "models") as opened:
-        operation = opened.steps.read()[-1].operation
+        operation = opened.events.read()[-1].operation
     for action in operation.actions:
         if isinstance(action, Install):
             target = log / operation.id / "new" / action.path
@@ -105,7 +105,7 @@ def failed(begin: Path, folder: Path, last: str) -> Path:
     with contextlib.suppress(Killed), locked_repository(folder / "models", None, kill):
         pass
     with opened_journal(folder / "models") as opened:
-        opened.write("undo", opened.steps.read()[-1].operation, "planted")
+        opened.write("undo", opened.events.read()[-1].operation, "planted")
     return folder
 
 

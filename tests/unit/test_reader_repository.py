@@ -12,14 +12,21 @@ from nereid.models.publish.network import copy_pinned_model
 from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
 from nereid.repository.fitting import Machine, plan_instances
-from nereid.repository.layout import Pin, pins, readable_configs, steps_of, thread_budget, unused_models
+from nereid.repository.layout import (
+    PinnedModel,
+    pins,
+    readable_configs,
+    steps_of,
+    thread_budget,
+    unused_models,
+)
 from tests.tables import cases
 from tests.unit.test_check import edit, write
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}
 FINDERS = [("text_detect", 1), ("text_direction", 1)]
 PLAIN, CPU = "read_text_v1/config.pbtxt", "read_text_v1/configs/cpu.pbtxt"
-PIN = Pin("read_text_v1", "text_recognise", 1, "", 0)
+PIN = PinnedModel("read_text_v1", "text_recognise", 1, "", 0)
 
 
 @pytest.fixture
@@ -113,7 +120,7 @@ def test_copy_for_a_new_recogniser_pins_only_that(repository):
 
 
 def test_copy_for_a_waybill_keeps_its_fields(repository):
-    pin = Pin("read_waybill_v1", "text_recognise", 1, "", 0)
+    pin = PinnedModel("read_waybill_v1", "text_recognise", 1, "", 0)
     copy_pinned_model(repository / "read_waybill_v1", pin, 2, repository / "read_waybill_v2")
 
     assert (repository / "read_waybill_v2" / "waybill.json").is_file()

@@ -8,7 +8,7 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
-from nereid.models.routes.target import find_route, read_state
+from nereid.models.routes.location import find_route, read_state
 from nereid.repository.check import check
 from tests.fake_server import FakeServer, running
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, unchanged, write_route

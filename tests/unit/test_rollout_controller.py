@@ -17,7 +17,7 @@ from nereid.models.rollout.controller import Controller
 from nereid.models.rollout.plan import BOUNDS
 from nereid.models.rollout.rollout_journal import folder_of
 from nereid.models.routes.change import RunningServer, change, propose_weights
-from nereid.models.routes.target import read_state
+from nereid.models.routes.location import read_state
 from nereid.server import run_dir
 from tests.fake_server import FakeServer, killed_at, running
 from tests.rollouts import ROUTE, Rollouts, before

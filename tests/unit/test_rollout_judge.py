@@ -9,8 +9,8 @@ from scipy import stats  # only here: the oracle of the rank test
 
 from nereid.models.rollout import judge
 from nereid.models.rollout.judge import (
+    BettingTest,
     EventLimit,
-    Evidence,
     Outcome,
     PairCounts,
     StepJudge,
@@ -32,7 +32,7 @@ def test_capital_does_not_grow_on_average_at_the_edge_of_the_hypothesis(share, m
     for base in (0.03, 0.2, 0.6):
         expected = 0.0
         for mine, other in itertools.product(range(ours + 1), range(theirs + 1)):
-            evidence = Evidence(margin, against_smaller)
+            evidence = BettingTest(margin, against_smaller)
             evidence.add(Tally(ours, mine), Tally(theirs, other))
             chance = stats.binom.pmf(mine, ours, base + margin) * stats.binom.pmf(other, theirs, base)
             expected += chance * math.exp(evidence.log_capital)
@@ -46,7 +46,7 @@ def test_block_capital_does_not_grow_on_average(margin, against_smaller):
     for base in (0.15, 0.6):
         expected = 0.0
         for mine, other in itertools.product((0, 4), (0, 9)):
-            evidence = Evidence(margin, against_smaller, is_in_blocks=True)
+            evidence = BettingTest(margin, against_smaller, is_in_blocks=True)
             evidence.add(Tally(4, mine), Tally(9, other))
             ours, theirs = base + margin, base
             chance = (ours if mine else 1 - ours) * (theirs if other else 1 - theirs)
@@ -55,18 +55,18 @@ def test_block_capital_does_not_grow_on_average(margin, against_smaller):
 
 
 def test_candidate_without_control_is_compared_with_the_margin():
-    over, below = Evidence(0.1, against_smaller=True), Evidence(0.1, against_smaller=False)
+    over, below = BettingTest(0.1, against_smaller=True), BettingTest(0.1, against_smaller=False)
 
     for evidence in (over, below):
         evidence.add(Tally(300, 75), None)
 
-    assert over.is_enough(0.001)
-    assert not below.is_enough(0.5)
+    assert over.rejects(0.001)
+    assert not below.rejects(0.5)
 
 
 def test_counts_without_control_compare_nothing():
     """A look may be so short that only one of both had requests."""
-    evidence = Evidence(0.01, against_smaller=True)
+    evidence = BettingTest(0.01, against_smaller=True)
 
     evidence.add(Tally(5, 5), Tally(0, 0))
     evidence.add(Tally(0, 0), Tally(5, 0))
@@ -96,8 +96,8 @@ def test_split_test_is_that_of_scipy():
     assert judge.split_p_value(130, 1000, 0.1) == pytest.approx(expected)
 
 
-def objectives(**changed) -> StepLimits:
-    values = {"events": (EventLimit("error", limit=0.2, increase=0.01),), "max_latency_ratio": 1.2}
+def step_limits(**changed) -> StepLimits:
+    values = {"events": (EventLimit("error", max_rate=0.2, increase=0.01),), "max_latency_ratio": 1.2}
     values |= {"risk": 0.01, "miss_risk": 0.01, "min_requests": 100}
     return StepLimits(**values | changed)
 
@@ -109,7 +109,7 @@ def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> Pa
 
 
 def test_good_candidate_passes_when_the_step_is_over():
-    step, said = StepJudge(objectives(), 0.5, BOUNDS), []
+    step, said = StepJudge(step_limits(), 0.5, BOUNDS), []
     for _ in range(200):
         step.add(look(Tally(50, 0), Tally(50, 0)))
         said.append(step.verdict(is_over=False).reasons[0].split(", ")[-1])
@@ -133,7 +133,7 @@ def test_good_candidate_passes_when_the_step_is_over():
     broken_split=(look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
 )
 def test_verdict_names_what_decided(seen, outcome, words):
-    step = StepJudge(objectives(), 0.5, BOUNDS)
+    step = StepJudge(step_limits(), 0.5, BOUNDS)
     step.add(seen)
 
     verdict = step.verdict(is_over=True)
@@ -144,13 +144,13 @@ def test_verdict_names_what_decided(seen, outcome, words):
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
 def test_needed_requests_are_enough_for_an_equal_candidate(share):
-    objective, rng = EventLimit("error", 0.2, 0.01), np.random.default_rng(5)
-    total = judge.requests_needed(objective, share, 0.002, 0.01)
+    limit, rng = EventLimit("error", 0.2, 0.01), np.random.default_rng(5)
+    total = judge.requests_needed(limit, share, 0.002, 0.01)
     ours = round(total * share)
     passed = 0
     for _ in range(200):
-        evidence = Evidence(0.01, against_smaller=False)
+        evidence = BettingTest(0.01, against_smaller=False)
         mine, other = rng.binomial(ours, 0.002), rng.binomial(total - ours, 0.002)
         evidence.add(Tally(ours, int(mine)), Tally(total - ours, int(other)))
-        passed += evidence.is_enough(0.01)
+        passed += evidence.rejects(0.01)
     assert passed > 80  # the forecast is that of the expected counts, which half of all samples exceed

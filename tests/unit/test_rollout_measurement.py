@@ -10,7 +10,7 @@ from nereid.models.rollout.judge import Outcome, Tally
 from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.change import Served
+from nereid.models.routes.change import ServedRouteStatus
 from tests.tables import cases
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
@@ -36,7 +36,7 @@ def verdicts(
     for number in range(looks):
         counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
         page = Snapshot.parse(f"{counted}{requests * number}")
-        served = Served(frozenset(), breakers[min(number, len(breakers) - 1)])
+        served = ServedRouteStatus(frozenset(), breakers[min(number, len(breakers) - 1)])
         measured.add(measurement.MetricsSnapshot(1, page, served), measurement.SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
         found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))

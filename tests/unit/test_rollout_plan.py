@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.backends.routing.assignment import Table, assign, format_route, parse_route
+from nereid.backends.routing.assignment import LoadedRoute, assign, format_route, parse_route
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.drop_folder import TemporaryFailure
@@ -19,7 +19,7 @@ from nereid.models.rollout.controller import find_pair, first_step, propose_step
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout, RolloutActive, RolloutEvent, RolloutJournals
 from nereid.models.rollout.service import metrics
-from nereid.models.routes.target import RouteFile
+from nereid.models.routes.location import RouteFileSnapshot
 from tests.http_receiver import receiving
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
 from tests.routes import document, variant
@@ -29,9 +29,11 @@ KEYS = [f"key-{number}" for number in range(2000)]
 PAIR = Pair(("new", "2"), ("old", "1"), "rollout-new")
 
 
-def table(*variants, **more) -> Table:
+def loaded(*variants, **more) -> LoadedRoute:
     found = parse_route(json.dumps(document(*variants, **more)).encode())
-    return Table(found, "", {each.name: str(number) for number, each in enumerate(found.variants, start=1)})
+    return LoadedRoute(
+        found, "", {each.name: str(number) for number, each in enumerate(found.variants, start=1)}
+    )
 
 
 def rollout(**changed) -> Rollout:
@@ -77,7 +79,7 @@ def test_steps_are_read_from_words():
 )
 def test_control_is_the_only_other_variant_with_traffic(variants, message):
     """Otherwise the comparison would have no meaning."""
-    found = table(*(variant(name, f"net_{name}", weight) for name, weight in variants))
+    found = loaded(*(variant(name, f"net_{name}", weight) for name, weight in variants))
     with pytest.raises(WrongUsage, match=message) if message else contextlib.nullcontext():
         assert find_pair(found, "new") == PAIR
 
@@ -86,10 +88,10 @@ def test_steps_up_to_the_present_share_are_left_out():
     """A candidate with 10 % never goes back to 1 %, so no sticky key moves back."""
     made = plan.make_plan(candidate="new", steps=["shadow", 1, 5, 25, 100])
     for weight, step in {0: 0, 4: 2, 5: 3, 10: 3, 25: 4}.items():
-        found = table(variant("old", "net_old", 100 - weight), variant("new", "net_new", weight))
+        found = loaded(variant("old", "net_old", 100 - weight), variant("new", "net_new", weight))
         assert first_step(found.route, made) == step
     with pytest.raises(WrongUsage, match="all traffic"):
-        first_step(table(variant("old", "net_old", 0), variant("new", "net_new", 1)).route, made)
+        first_step(loaded(variant("old", "net_old", 0), variant("new", "net_new", 1)).route, made)
 
 
 @contextlib.contextmanager
@@ -99,13 +101,13 @@ def started(repository, route=ROUTE):
         yield writer
 
 
-def present(found: Table) -> RouteFile:
-    return RouteFile(None, format_route(found.route), (), None)
+def present(found: LoadedRoute) -> RouteFileSnapshot:
+    return RouteFileSnapshot(None, format_route(found.route), (), None)
 
 
 def test_sticky_keys_move_only_to_the_candidate():
     """A key that has got the candidate keeps it in all later steps."""
-    found = table(variant("old", "net_old", 100), variant("new", "net_new", 0))
+    found = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0))
     moved: set[str] = set()
     for step in range(3):
         route = propose_step(rollout(step=step))(present(found)).route
@@ -118,11 +120,11 @@ def test_sticky_keys_move_only_to_the_candidate():
 
 def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
     own = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
-    found = table(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
+    found = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
     first = propose_step(rollout(steps=["shadow", 100]))(present(found)).route
     shadows = [(each.name, each.model, each.version) for each in first.shadows]
     assert shadows == [("own", "m", 1), ("rollout-new", "net_new", 3)]
-    later = propose_step(rollout(steps=["shadow", 100], step=1))(present(Table(first, "", {}))).route
+    later = propose_step(rollout(steps=["shadow", 100], step=1))(present(LoadedRoute(first, "", {}))).route
     assert [each.name for each in later.shadows] == ["own"]
 
 

@@ -19,13 +19,13 @@ from nereid.base.metrics_page import Snapshot
 from nereid.cli import route as commands
 from nereid.models.routes.change import (
     RunningServer,
-    Served,
+    ServedRouteStatus,
     change,
     propose_weights,
     read_metrics,
     served_status,
 )
-from nereid.models.routes.target import find_route, read_state
+from nereid.models.routes.location import find_route, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import killed_at
@@ -410,12 +410,12 @@ def test_killed_writer_leaves_a_whole_file(nereid, repository):
     assert seen == sorted(seen, reverse=True)
 
 
-NOT_SERVED = Served(frozenset({"0ff" * 20}), {})
+NOT_SERVED = ServedRouteStatus(frozenset({"0ff" * 20}), {})
 
 
 @dataclass
 class FakeServer:
-    says: Served | OperationFailed = NOT_SERVED
+    says: ServedRouteStatus | OperationFailed = NOT_SERVED
     not_ready: frozenset = frozenset()
     checked: list = field(default_factory=list)
 
@@ -423,7 +423,7 @@ class FakeServer:
         self.checked.append((model, version))
         return model not in self.not_ready
 
-    def served(self, route: str) -> Served:
+    def served(self, route: str) -> ServedRouteStatus:
         if isinstance(self.says, OperationFailed):
             raise self.says
         return self.says
@@ -431,7 +431,7 @@ class FakeServer:
 
 @cases(by_all=({"a"}, "served"), by_one=({"a", "b"}, "not served yet: the server uses SHA-256 b"))
 def test_route_is_served_when_every_instance_has_it(in_use, status):
-    assert served_status(FakeServer(Served(frozenset(in_use), {})), "r", "a")[0] == status
+    assert served_status(FakeServer(ServedRouteStatus(frozenset(in_use), {})), "r", "a")[0] == status
 
 
 def test_change_needs_ready_models(repository):
@@ -476,7 +476,7 @@ def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
 
 def test_breaker_of_another_version_is_not_shown(repository, capsys):
     target = find_route(repository)
-    served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
+    served = ServedRouteStatus(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
 
     commands.show_route(target, read_state(target), FakeServer(served), as_json=False)
 
@@ -504,5 +504,7 @@ def test_metrics_page_is_read_for_one_route():
     """The newest file of each instance and the worst breaker count; other routes have no effect."""
     breakers = {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"}
 
-    assert read_metrics(Snapshot.parse(PAGE), "classify") == Served(frozenset({"new", "late"}), breakers)
-    assert read_metrics(Snapshot.parse(PAGE), "none") == Served(frozenset(), {})
+    assert read_metrics(Snapshot.parse(PAGE), "classify") == ServedRouteStatus(
+        frozenset({"new", "late"}), breakers
+    )
+    assert read_metrics(Snapshot.parse(PAGE), "none") == ServedRouteStatus(frozenset(), {})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nereid.backends.routing.assignment import Route, Salts, Shadow, Table, Variant
+from nereid.backends.routing.assignment import LoadedRoute, Route, Salts, Shadow, Variant
 from nereid.backends.routing.attempts import DEATH_COUNTS_S, MAX_ABANDONED, MAX_SUSPECTS
 from nereid.backends.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
 from nereid.backends.triton.metrics import ROUTE_METRICS
@@ -138,8 +138,8 @@ class Request:
         return self.answers[0] if self.answers else str(self.errors[0])
 
 
-def in_use(route: Route) -> Table:
-    return Table(route, "", {variant.name: f"1{variant.name[1:]}" for variant in route.variants})
+def in_use(route: Route) -> LoadedRoute:
+    return LoadedRoute(route, "", {variant.name: f"1{variant.name[1:]}" for variant in route.variants})
 
 
 @pytest.fixture

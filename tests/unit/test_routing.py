@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nereid.backends.routing import assignment
-from nereid.backends.routing.assignment import Route, Table, Variant, VariantChoice, assign, choose
-from nereid.backends.routing.route_file import RouteWatch, check_ready, path_of, read_table
+from nereid.backends.routing.assignment import LoadedRoute, Route, Variant, VariantChoice, assign, choose
+from nereid.backends.routing.route_file import RouteWatch, check_ready, load_route, path_of
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, InvalidRequest
@@ -39,8 +39,8 @@ def route(*variants: Variant, **fields) -> Route:
     return Route(variants, variants[0].name, SALTS, **fields)
 
 
-def table(*variants: Variant) -> Table:
-    return Table(route(*variants), "", {variant.name: variant.name[1:] for variant in variants})
+def loaded(*variants: Variant) -> LoadedRoute:
+    return LoadedRoute(route(*variants), "", {variant.name: variant.name[1:] for variant in variants})
 
 
 def raised(variant: Variant, weight: float) -> Variant:
@@ -57,7 +57,7 @@ def raised(variant: Variant, weight: float) -> Variant:
     other=({"other": "x"}, V1, "weight"),
 )
 def test_precedence(parameters, chosen, reason):
-    assert choose(table(V1, V2), parameters, unit=0.0) == VariantChoice(chosen, reason)
+    assert choose(loaded(V1, V2), parameters, draw=0.0) == VariantChoice(chosen, reason)
 
 
 @cases(
@@ -74,7 +74,7 @@ def test_header_rules(parameters, name, reason):
     second = msgspec.structs.replace(V2, headers={"x-route-group": ("beta", "staff")})
     third = msgspec.structs.replace(V3, headers={"x-route-region": ("eu",), "x-route-tier": ("1",)})
 
-    choice = choose(table(V1, second, third), parameters, unit=0.0)
+    choice = choose(loaded(V1, second, third), parameters, draw=0.0)
 
     assert (choice.variant.name, choice.reason) == (name, reason)
 
@@ -84,11 +84,11 @@ def test_unknown_name_is_rejected(name, expected):
     message = f"^invalid request: unknown {name} 'v9': expected one of {expected}$"
 
     with pytest.raises(InvalidRequest, match=message):
-        choose(table(V1, V2), {name: "v9"}, unit=0.0)
+        choose(loaded(V1, V2), {name: "v9"}, draw=0.0)
 
 
 def test_version_selects_its_first_variant():
-    same = replace(table(V1, V2), network_versions={"v1": "7", "v2": "7"})
+    same = replace(loaded(V1, V2), network_versions={"v1": "7", "v2": "7"})
 
     assert choose(same, {"x-model-version": "7"}, 0.99).variant is V1
 
@@ -96,11 +96,11 @@ def test_version_selects_its_first_variant():
 def test_chance_follows_the_weights():
     units = (0.0, 0.899, 0.901, 0.999999999)
 
-    assert [choose(table(V1, V2), {}, each).variant.name for each in units] == ["v1", "v1", "v2", "v2"]
+    assert [choose(loaded(V1, V2), {}, each).variant.name for each in units] == ["v1", "v1", "v2", "v2"]
 
 
 def test_weight_zero_is_never_chosen():
-    variants = table(raised(V1, 0), V2, raised(V3, 0))
+    variants = loaded(raised(V1, 0), V2, raised(V3, 0))
 
     # 1.0 stands for the rest that rounding may leave beyond the last weight.
     chosen = {choose(variants, {}, unit).variant.name for unit in np.linspace(0, 1, 101)}
@@ -132,7 +132,7 @@ def test_published_vectors_hold(root):
     assert len(document["units"]) >= 5
     assert len(document["assignments"]) >= 20
     for case in document["units"]:
-        assert assignment.unit_of(case["salt"], case["name"], case["key"]) == case["unit"], case
+        assert assignment.hash_to_unit_interval(case["salt"], case["name"], case["key"]) == case["unit"], case
     for case in document["assignments"]:
         variants = tuple(Variant(name, "m", 1, weight) for name, weight in case["weights"].items())
         shared = Route(variants, variants[0].name, assignment.Salts(case["salt"], "b"))
@@ -147,11 +147,11 @@ def test_shadow_gets_its_share():
         by_chance = [
             assignment.is_mirrored(shadow, "b", "", unit) for unit in np.linspace(0, 1, 4000, endpoint=False)
         ]
-        by_key = {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, unit=0.5)}
+        by_key = {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, draw=0.5)}
 
         assert np.mean(by_chance) == pytest.approx(percent / 100, abs=0.001)
         assert len(by_key) / len(CALLERS) == pytest.approx(percent / 100, abs=0.04)
-        assert by_key == {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, unit=0.1)}
+        assert by_key == {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, draw=0.1)}
         assert mirrored <= by_key, "a higher percentage only adds keys"
         mirrored = by_key
 
@@ -247,7 +247,7 @@ def first(**change) -> dict:
 )
 def test_models_of_a_route_must_exist(change, message, config):
     with pytest.raises(InvalidConfig, match=message):
-        read_table(config, write(ROUTE | change))
+        load_route(config, write(ROUTE | change))
 
 
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }'
@@ -271,7 +271,7 @@ def test_variants_tensors_must_be_those_of_the_route(text, message, tmp_path):
     config = ModelConfig.from_file(tmp_path / "r", 1)
 
     with pytest.raises(InvalidConfig, match=message) if message else nullcontext():
-        read_table(config, write(ROUTE | {"variants": ROUTE["variants"][:1]}))
+        load_route(config, write(ROUTE | {"variants": ROUTE["variants"][:1]}))
 
 
 @cases(
@@ -296,7 +296,7 @@ def test_changed_file_is_returned_once(watch):
     assert watch.poll() is None
     files.replace(watch.path, write(ROUTE | {"generation": 1}))
 
-    assert watch.poll().route.generation == watch.table.route.generation == 1
+    assert watch.poll().route.generation == watch.loaded.route.generation == 1
     assert watch.poll() is None
 
 
@@ -326,14 +326,14 @@ def test_swapped_link_is_read(config):
 )
 def test_wrong_file_changes_nothing_and_is_reported_once(make, message, watch):
     """No file in place of the route file can block the server or fill its memory."""
-    before = watch.table
+    before = watch.loaded
     watch.path.unlink()
     make(watch.path)
 
     with pytest.raises(InvalidConfig, match=message):
         watch.poll()
     assert [watch.poll(), watch.poll()] == [None, None]
-    assert watch.table is before
+    assert watch.loaded is before
 
     watch.path.rmdir() if watch.path.is_dir() else watch.path.unlink(missing_ok=True)
     watch.path.write_bytes(write(ROUTE | {"generation": 5}))
@@ -359,9 +359,9 @@ def test_route_is_used_once_its_version_is_ready(watch, ready):
 
 def test_readiness_covers_variants_and_shadows(config):
     checked = []
-    table = read_table(config, write(ROUTE | {"shadows": [DARK]}))
+    loaded = load_route(config, write(ROUTE | {"shadows": [DARK]}))
 
-    check_ready(table.route, lambda model, version: checked.append((model, version)) or True)
+    check_ready(loaded.route, lambda model, version: checked.append((model, version)) or True)
 
     assert checked == [("net", 1), ("pinned", 1), ("net", 2)]
 
@@ -376,7 +376,7 @@ def test_variant_without_traffic_need_not_be_ready(fields, default, is_rejected,
     """A route can move its traffic away from a failed variant."""
     first, second = ROUTE["variants"]
     content = ROUTE | {"variants": [first | {"weight": 1}, second | fields], "default": default}
-    route = read_table(config, write(content)).route
+    route = load_route(config, write(content)).route
     rejection = pytest.raises(InvalidConfig, match=r"'v2' names version 1 of 'pinned': not ready")
 
     with rejection if is_rejected else nullcontext():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nereid.application.child import command
 from nereid.application.gateway_program import gateway
+from nereid.application.launcher import command
 from nereid.backends.triton.stub_processes import TICKS_PER_S, Process
 from nereid.base.metrics_page import Snapshot
 from nereid.server import gateway_process

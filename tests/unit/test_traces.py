@@ -19,7 +19,7 @@ from nereid.base.errors import OperationFailed
 from nereid.base.journal import Journal
 from nereid.base.tracing import collector, request_log
 from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, RecordFile, Traces, read_records
-from nereid.base.tracing.context import TraceContext, begin, parse
+from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
 from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, never_raises
 from tests.routes import wait_until
 from tests.tables import cases
@@ -56,8 +56,8 @@ def test_only_valid_headers_say_whether_the_trace_is_sampled(header, is_sampled)
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_share_of_new_traces(share):
-    assert all(begin(None, share)[0].is_sampled == bool(share) for _ in range(100))
-    context, parent = begin(parse(f"00-{TRACE}-{SPAN}-01"), share)
+    assert all(continue_or_start_trace(None, share)[0].is_sampled == bool(share) for _ in range(100))
+    context, parent = continue_or_start_trace(parse(f"00-{TRACE}-{SPAN}-01"), share)
     assert (context.trace_id, context.is_sampled, parent) == (TRACE, True, SPAN)
 
 

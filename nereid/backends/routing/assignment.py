@@ -180,7 +180,7 @@ OBJECTS: dict[str, type[Struct]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LoadedRoute:
     """A route in use, the SHA-256 of its file, and the model versions that clients see.
 
     `network_versions` maps a variant's name to the version of the network that its pinned model runs.
@@ -226,33 +226,33 @@ def format_route(route: Route) -> bytes:
     return msgspec.json.format(msgspec.json.encode(route), indent=2) + b"\n"
 
 
-def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> VariantChoice:
+def choose(loaded: LoadedRoute, parameters: Mapping[str, Any], draw: float) -> VariantChoice:
     """Pick the variant for one request: forced variant, forced version, header rule, sticky key, then chance.
 
     Args:
         parameters: the request's parameters; names are compared without case, empty values ignored.
-        unit: a random number in [0, 1), used if the request decides nothing.
+        draw: a random number in [0, 1), used if the request decides nothing.
 
     Raises:
         InvalidRequest: the route does not have the forced variant or version.
     """
-    variants = table.route.variants
+    variants = loaded.route.variants
     if not parameters:
-        return VariantChoice(_by_weight(variants, unit), "weight")
+        return VariantChoice(_by_weight(variants, draw), "weight")
     lowered = lower(parameters)
     if lowered.get(VARIANT_HEADER):
         names = {variant.name: variant for variant in variants}
         return VariantChoice(_known(names, VARIANT_HEADER, lowered[VARIANT_HEADER]), "variant")
     if lowered.get(VERSION_HEADER):
-        versions = {table.network_versions[variant.name]: variant for variant in reversed(variants)}
+        versions = {loaded.network_versions[variant.name]: variant for variant in reversed(variants)}
         return VariantChoice(_known(versions, VERSION_HEADER, lowered[VERSION_HEADER]), "version")
     for variant in variants:
         rules = variant.headers.items()
         if rules and all(lowered.get(name) in values for name, values in rules):
             return VariantChoice(variant, "header")
     if lowered.get(ROUTE_KEY_HEADER):
-        return VariantChoice(assign(table.route, lowered[ROUTE_KEY_HEADER]), "route-key")
-    return VariantChoice(_by_weight(variants, unit), "weight")
+        return VariantChoice(assign(loaded.route, lowered[ROUTE_KEY_HEADER]), "route-key")
+    return VariantChoice(_by_weight(variants, draw), "weight")
 
 
 def lower(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -274,22 +274,22 @@ def assign(route: Route, key: str) -> Variant:
 
 def score(variant: Variant, salt: str, key: str) -> float:
     """Return the variant's score for `key`, -w / ln(u), 0 without weight: the highest score gets the key."""
-    return -variant.weight / log(unit_of(salt, variant.name, key))
+    return -variant.weight / log(hash_to_unit_interval(salt, variant.name, key))
 
 
-def is_mirrored(shadow: Shadow, salt: str, key: str, unit: float) -> bool:
+def is_mirrored(shadow: Shadow, salt: str, key: str, draw: float) -> bool:
     """Return whether a request is mirrored to `shadow`: by its key if it has one, else by chance.
 
     Args:
         salt: the route's salt for shadows.
         key: the request's sticky key, or an empty string.
-        unit: a random number in [0, 1), used without a key.
+        draw: a random number in [0, 1), used without a key.
     """
-    drawn = unit_of(salt, shadow.name, key) if key else unit
+    drawn = hash_to_unit_interval(salt, shadow.name, key) if key else draw
     return drawn * 100 < shadow.percent
 
 
-def unit_of(salt: str, name: str, key: str) -> float:
+def hash_to_unit_interval(salt: str, name: str, key: str) -> float:
     """Hash name and key to 52 bits in the open interval (0, 1): keyed BLAKE2b of `NAME 0x00 KEY`."""
     message = f"{name}\0{key}".encode(errors="surrogatepass")
     digest = blake2b(message, key=salt.encode(), digest_size=8).digest()
@@ -302,8 +302,8 @@ def shares(route: Route) -> dict[str, float]:
     return {variant.name: variant.weight / total for variant in route.variants}
 
 
-def _by_weight(variants: tuple[Variant, ...], unit: float) -> Variant:
-    left = unit * sum(variant.weight for variant in variants)
+def _by_weight(variants: tuple[Variant, ...], draw: float) -> Variant:
+    left = draw * sum(variant.weight for variant in variants)
     for variant in variants:
         if left < variant.weight:
             return variant

@@ -14,8 +14,8 @@ from nereid.backends.routing.assignment import (
     MAX_IN_FLIGHT,
     RETRY,
     BreakerSettings,
+    LoadedRoute,
     Route,
-    Table,
     Variant,
     VariantChoice,
 )
@@ -144,12 +144,12 @@ MAX_WAIT_FOR_DEAD_S = 1.0
 # Attempts that continue without a client. Each occupies a thread, like the late ones: see ROUTE_THREADS.
 MAX_ABANDONED = MAX_IN_FLIGHT // 2
 # Key of a breaker's state: name, model and version of the variant, and the breaker's settings.
-Identity = tuple[str, str, int, BreakerSettings]
+BreakerKey = tuple[str, str, int, BreakerSettings]
 
 
-def identity(table: Table, variant: Variant) -> Identity:
+def breaker_key(loaded: LoadedRoute, variant: Variant) -> BreakerKey:
     """Return the key under which the state of a variant outlives a change of the route."""
-    return variant.name, variant.model, variant.version, table.route.breaker
+    return variant.name, variant.model, variant.version, loaded.route.breaker
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class AdmittedRequest:
     """A request, and what is known about it.
 
     Attributes:
-        table: the table that serves it.
+        loaded: the route that serves it.
         begin: its arrival, in seconds.
         has_slot: whether it occupies a slot.
         deaths: how often it was sent to a dead instance.
@@ -169,7 +169,7 @@ class AdmittedRequest:
     """
 
     request: RoutedRequest
-    table: Table
+    loaded: LoadedRoute
     begin: float
     trace: RequestTrace
     key: str = ""
@@ -185,7 +185,7 @@ class AdmittedRequest:
         self.trace.end(error)
 
 
-class ServedVariant:
+class VariantHealth:
     """State of a variant while the route has it: breaker, labels, attempts in flight and late ones."""
 
     def __init__(
@@ -217,7 +217,7 @@ class ServedVariant:
 
     def record(self, attempt: "Attempt", error: ServingError | None, now: float) -> None:
         """Record how an attempt ended for its client."""
-        if isinstance(error, StubDied) and attempt.is_survived:
+        if isinstance(error, StubDied) and attempt.has_live_instance:
             self.breaker.record(None, now, attempt.is_trial)
             return
         if isinstance(error, Unavailable):
@@ -294,41 +294,41 @@ class ServedVariant:
             self._log(f"variant '{self.labels['variant']}': breaker {state.name.lower()}")
 
 
-class ServedVariants:
+class VariantHealthRegistry:
     """The states of the variants in use; not thread-safe."""
 
     def __init__(self, metrics: MetricSink, log: Callable[[str], None]) -> None:
         self._metrics, self._log = metrics, log
         self._label = BoundedLabels()
-        self._states: dict[Identity, ServedVariant] = {}
+        self._states: dict[BreakerKey, VariantHealth] = {}
         # By labels: changing a variant does not change its series.
         self._in_flight: Counter[tuple[str, ...]] = Counter()
 
-    def __iter__(self) -> Iterator[ServedVariant]:
+    def __iter__(self) -> Iterator[VariantHealth]:
         return iter(self._states.values())
 
-    def of(self, table: Table, variant: Variant) -> ServedVariant:
+    def of(self, loaded: LoadedRoute, variant: Variant) -> VariantHealth:
         """Return the state of a variant of a route."""
-        key = identity(table, variant)
+        key = breaker_key(loaded, variant)
         if key not in self._states:
-            name, version = self._label(variant.name, table.network_versions[variant.name])
-            self._states[key] = ServedVariant(table.route.breaker, name, version, self._metrics, self._log)
+            name, version = self._label(variant.name, loaded.network_versions[variant.name])
+            self._states[key] = VariantHealth(loaded.route.breaker, name, version, self._metrics, self._log)
         return self._states[key]
 
-    def count_in_flight(self, served: ServedVariant, change: int) -> None:
+    def count_in_flight(self, served: VariantHealth, change: int) -> None:
         """Count attempts that begin or, with a negative `change`, have returned."""
         served.in_flight += change
         key = tuple(served.labels.values())
         self._in_flight[key] += change
         self._metrics.set("in_flight", self._in_flight[key], **served.labels)
 
-    def keep_only(self, table: Table) -> None:
+    def keep_only(self, loaded: LoadedRoute) -> None:
         """Retire the states of variants that a route does not have."""
-        for key in self._states.keys() - {identity(table, variant) for variant in table.route.variants}:
+        for key in self._states.keys() - {breaker_key(loaded, variant) for variant in loaded.route.variants}:
             self._states.pop(key).retire()
 
 
-class FallbackQueue:
+class AttemptPlan:
     """The chosen variant, then those that replace it; each is tried at most once.
 
     Attributes:
@@ -355,7 +355,7 @@ class FallbackQueue:
         self._left.insert(0, choice)
         self._repeated = choice
 
-    def may_leave(self, choice: VariantChoice) -> bool:
+    def has_alternative_to(self, choice: VariantChoice) -> bool:
         """Return whether a choice is repeated and others remain if it takes too long."""
         return choice is self._repeated and bool(self._left)
 
@@ -367,15 +367,15 @@ class FallbackQueue:
 class Attempt:
     """One attempt to serve a request by a variant.
 
-    `waits_for_dead` says whether it is in the queue of a process that has since died.
+    `is_queued_on_dead_stub` says whether it is in the queue of a process that has since died.
     """
 
     def __init__(
         self,
         admitted: AdmittedRequest,
-        queue: FallbackQueue,
+        queue: AttemptPlan,
         choice: VariantChoice,
-        served: ServedVariant,
+        served: VariantHealth,
         now: float,
     ) -> None:
         self.queue = queue
@@ -383,13 +383,13 @@ class Attempt:
         self.variant, self.reason = choice.variant, choice.reason
         # A half-open breaker lets only the trial through.
         self.is_trial = served.breaker.state is BreakerState.HALF_OPEN
-        self.was_dead, self.is_survived, self.waits_for_dead = served.is_dead, False, False
+        self.was_dead, self.has_live_instance, self.is_queued_on_dead_stub = served.is_dead, False, False
         self.begun_at = now
         own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
         self._is_own_deadline = not 0 < client_s < own_s
         self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
         self.seconds = 0.0
-        if admitted.table.route.has_fallbacks and queue.may_leave(choice):
+        if admitted.loaded.route.has_fallbacks and queue.has_alternative_to(choice):
             # The other instance may still be starting, and the queue may still belong to the dead one.
             shorten_deadlines((self,), served, now)
 
@@ -406,12 +406,12 @@ class Attempt:
     @property
     def has_fallbacks(self) -> bool:
         """Whether its route has variants or an answer that replace the default."""
-        return self.admitted.table.route.has_fallbacks
+        return self.admitted.loaded.route.has_fallbacks
 
     @property
     def network_version(self) -> str:
         """The model version that clients see."""
-        return self.admitted.table.network_versions[self.variant.name]
+        return self.admitted.loaded.network_versions[self.variant.name]
 
     def blames_variant(self, error: ServingError | None) -> bool | None:
         """Return whether the variant is at fault; None if the outcome says nothing about it."""
@@ -427,7 +427,7 @@ class Attempt:
         return True
 
 
-def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: float) -> None:
+def shorten_deadlines(attempts: Iterable[Attempt], served: VariantHealth, now: float) -> None:
     """Shorten the deadlines of the other attempts on a variant after one of its processes has died.
 
     Triton 24.10 spends a second on each request in such a process's queue, one after the other.
@@ -436,4 +436,4 @@ def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: f
         if attempt.served is served:
             shortened = now + MAX_WAIT_FOR_DEAD_S
             if shortened < attempt.deadline:
-                attempt.deadline, attempt.waits_for_dead = shortened, True
+                attempt.deadline, attempt.is_queued_on_dead_stub = shortened, True

@@ -14,7 +14,7 @@ from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.errors import DeadlineExceeded, InvalidRequest
 
 
-def within(timeout_s: float) -> dict[str, int]:
+def deadline_parameter(timeout_s: float) -> dict[str, int]:
     """Return the parameters of a request whose response is useless `timeout_s` seconds from now."""
     return {DEADLINE_PARAMETER: time.monotonic_ns() + int(timeout_s * 1e9)}
 

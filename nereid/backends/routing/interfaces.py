@@ -10,8 +10,8 @@ import numpy as np
 from nereid.backends.routing.assignment import FORCED
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
-from nereid.base.tracing.context import TraceContext, begin, new_trace, parse
-from nereid.base.tracing.records import Record, Tracer, failed, keep_reason, never_raises, shortened, span
+from nereid.base.tracing.context import TraceContext, continue_or_start_trace, new_trace, parse
+from nereid.base.tracing.records import Record, Tracer, error_field, keep_field, never_raises, shortened, span
 
 # A model with this many attempts that are past their deadline and have not returned gets no more, because
 # each occupies a thread, in the server as well.
@@ -97,7 +97,7 @@ class OpenSpan:
     def record(self, kind: str, parent: str, error: object = None) -> Record:
         """Return the record of the span, which ends now."""
         ended = span(self.context, parent, self.name, self.begin_ns, time.time_ns())
-        return {**ended, "kind": kind, "about": self.about, **failed(error)}
+        return {**ended, "kind": kind, "about": self.about, **error_field(error)}
 
 
 class RequestTrace:
@@ -123,7 +123,7 @@ class RequestTrace:
         """Begin the span of the route, in the trace of the caller if the parameters have one."""
         self.is_probe = self.is_probe or PROBE_HEADER in parameters
         if self._tracer and not self.is_probe:
-            context, self._parent = begin(
+            context, self._parent = continue_or_start_trace(
                 parse(parameters.get(TRACE_PARAMETER, "")), self._tracer.sampling.share
             )
             self._span = OpenSpan(context, f"route {self._route}")
@@ -172,7 +172,7 @@ class RequestTrace:
         record = self._span.record("route", self._parent, error)
         is_slow = self._tracer.is_slow(record["begin"], record["end"])
         is_wanted = error is not None or self._last.get("reason") in FORCED
-        reason = keep_reason(is_slow or is_fault(error), is_wanted)
+        reason = keep_field(is_slow or is_fault(error), is_wanted)
         self._is_kept = bool(reason)
         is_sampled = self._span.context.is_sampled
         self._tracer.send(

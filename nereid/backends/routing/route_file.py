@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from nereid.backends.routing.assignment import Route, Shadow, Table, parse_route
+from nereid.backends.routing.assignment import LoadedRoute, Route, Shadow, parse_route
 from nereid.base.config.model_config import ModelConfig, RouteSettings
 from nereid.base.contract import ROUTE_OUTPUTS
 from nereid.base.errors import InvalidConfig
@@ -33,7 +33,7 @@ def path_of(config: ModelConfig) -> Path:
     return path
 
 
-def read_table(config: ModelConfig, text: bytes) -> Table:
+def load_route(config: ModelConfig, text: bytes) -> LoadedRoute:
     """Read a route for the model `config`; its models and versions must be in the repository.
 
     Raises:
@@ -50,7 +50,7 @@ def read_table(config: ModelConfig, text: bytes) -> Table:
             _check_tensors(config, each.model, each.version)
     except OSError as error:  # for example, a name too long for a folder
         raise InvalidConfig(f"cannot read the models of the route: {error}") from None
-    return Table(route, sha256(text).hexdigest(), versions, _answer(config, route))
+    return LoadedRoute(route, sha256(text).hexdigest(), versions, _answer(config, route))
 
 
 def _answer(config: ModelConfig, route: Route) -> dict[str, "np.ndarray"]:
@@ -116,10 +116,10 @@ class RouteWatch:
         self._config = config
         self._is_ready = is_ready
         self._last_error = ""
-        self.table = read_table(config, self._read())
+        self.loaded = load_route(config, self._read())
 
-    def poll(self) -> Table | None:
-        """Return the new table if the file has changed to a valid one, else None: the old one stays.
+    def poll(self) -> LoadedRoute | None:
+        """Return the new route if the file has changed to a valid one, else None: the old one stays.
 
         Raises:
             InvalidConfig: the file is invalid, or names a version that is not ready; raised once per reason.
@@ -127,18 +127,18 @@ class RouteWatch:
         """
         try:
             text = self._read()
-            if sha256(text).hexdigest() == self.table.sha256:
+            if sha256(text).hexdigest() == self.loaded.sha256:
                 self._last_error = ""
                 return None
-            table = read_table(self._config, text)
-            check_ready(table.route, self._is_ready)
+            loaded = load_route(self._config, text)
+            check_ready(loaded.route, self._is_ready)
         except InvalidConfig as error:
             if str(error) == self._last_error:
                 return None
             self._last_error = str(error)
             raise
-        self.table, self._last_error = table, ""
-        return table
+        self.loaded, self._last_error = loaded, ""
+        return loaded
 
     def _read(self) -> bytes:
         try:

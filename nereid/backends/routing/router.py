@@ -8,14 +8,14 @@ from random import random
 from threading import Lock
 from typing import Any
 
-from nereid.backends.routing.assignment import ANSWER, Table, VariantChoice, choose, lower
+from nereid.backends.routing.assignment import ANSWER, LoadedRoute, VariantChoice, choose, lower
 from nereid.backends.routing.attempts import (
     MAX_ABANDONED,
     AdmittedRequest,
     Attempt,
-    FallbackQueue,
+    AttemptPlan,
     RetryBudget,
-    ServedVariants,
+    VariantHealthRegistry,
     shorten_deadlines,
 )
 from nereid.backends.routing.interfaces import MetricSink, RequestTrace, RoutedRequest
@@ -54,7 +54,7 @@ class Responses:
     def send(self, attempt: Attempt, response: Any) -> None:
         """Send the response of a variant, then mirror its request to the shadows."""
         admitted, labels = attempt.admitted, attempt.served.labels
-        request, route, trace = admitted.request, admitted.table.route, admitted.trace
+        request, route, trace = admitted.request, admitted.loaded.route, admitted.trace
         if attempt.seconds > LONG_ATTEMPT_S and request.is_cancelled():
             self._metrics.add("cancelled_total")
         try:
@@ -74,9 +74,9 @@ class Responses:
             )
             self._shadows.mirror(completed, self._in_flight)
 
-    def fail(self, admitted: AdmittedRequest, queue: FallbackQueue, error: ServingError) -> None:
+    def fail(self, admitted: AdmittedRequest, queue: AttemptPlan, error: ServingError) -> None:
         """Send the configured answer if the route has one and no variant can be reached, else the error."""
-        answer = admitted.table.answer
+        answer = admitted.loaded.answer
         is_unreachable = isinstance(error, Unavailable) and not queue.is_forced
         if not answer or not is_unreachable or admitted.trace.is_probe:
             admitted.reject(error)
@@ -94,7 +94,7 @@ class Responses:
         """Count an attempt on a variant, or a request without one."""
         self._metrics.add("requests_total", variant=variant, version=version, outcome=outcome, reason=reason)
 
-    def _count_fallback(self, queue: FallbackQueue, to: str, reason: str) -> None:
+    def _count_fallback(self, queue: AttemptPlan, to: str, reason: str) -> None:
         self._metrics.add("fallbacks_total", **{"from": queue.first_label, "to": to, "reason": reason})
 
 
@@ -124,7 +124,7 @@ class Router:
 
     def __init__(
         self,
-        table: Table,
+        loaded: LoadedRoute,
         task: TaskOutputs,
         metrics: MetricSink,
         log: Callable[[str], None] = lambda line: None,
@@ -141,8 +141,8 @@ class Router:
         self._begin_trace, self._spawn = begin_trace, spawn
         self._wakes_at = inf
         self._lock = Lock()
-        self._table = table
-        self._served = ServedVariants(metrics, log)
+        self._loaded = loaded
+        self._served = VariantHealthRegistry(metrics, log)
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
         self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
@@ -150,25 +150,25 @@ class Router:
         self._shadows = Shadows(task, metrics, log, clock, draw)
         self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
 
-    def use(self, table: Table) -> None:
-        """Use `table` for later requests; those in flight keep theirs."""
+    def use(self, loaded: LoadedRoute) -> None:
+        """Use `loaded` for later requests; those in flight keep theirs."""
         with self._lock:
-            self._served.keep_only(table)
-            self._table = table
+            self._served.keep_only(loaded)
+            self._loaded = loaded
 
     def admit(self, request: RoutedRequest) -> AdmittedRequest | None:
         """Admit a request, which must then be handled, or reject it if too many are in flight."""
-        table = self._table
+        loaded = self._loaded
         with self._lock:
             in_flight = self._in_flight
-            if in_flight < table.route.max_in_flight:
+            if in_flight < loaded.route.max_in_flight:
                 self._in_flight += 1
-                return AdmittedRequest(request, table, self._clock(), self._begin_trace(request))
+                return AdmittedRequest(request, loaded, self._clock(), self._begin_trace(request))
         self._metrics.add("shed_total")
         self._is_full = True
         if self._clock() >= self._clients_due_s:
             self._wake()
-        overload = Overloaded(f"{in_flight} in flight, limit {table.route.max_in_flight}")
+        overload = Overloaded(f"{in_flight} in flight, limit {loaded.route.max_in_flight}")
         request.reject(overload)
         self._begin_trace(request).end(overload)
         return None
@@ -179,14 +179,14 @@ class Router:
             parameters = lower(admitted.request.parameters())
             admitted.trace.begin(parameters)
             admitted.key = parameters.get(ROUTE_KEY_HEADER, "")
-            queue = FallbackQueue(admitted.table.route, self._choose(admitted, parameters))
+            queue = AttemptPlan(admitted.loaded.route, self._choose(admitted, parameters))
         except Exception as raised:
             self._free_slot(admitted)
             admitted.reject(from_exception(raised))
             return
         self._finish(admitted, queue)
 
-    def _finish(self, admitted: AdmittedRequest, queue: FallbackQueue) -> None:
+    def _finish(self, admitted: AdmittedRequest, queue: AttemptPlan) -> None:
         try:
             attempt, response = self._serve(admitted, queue)
         except _AlreadyAnswered:
@@ -227,7 +227,7 @@ class Router:
             )
             if not self._end(attempt, error, is_late=True):
                 continue
-            if attempt.waits_for_dead and attempt.has_fallbacks:
+            if attempt.is_queued_on_dead_stub and attempt.has_fallbacks:
                 self._spawn(partial(self._move_on, attempt))
             else:
                 self._free_slot(attempt.admitted)
@@ -289,20 +289,20 @@ class Router:
             self._check_client(admitted)
         try:
             admitted.request.check()
-            return choose(admitted.table, parameters, self._draw())
+            return choose(admitted.loaded, parameters, self._draw())
         except ServingError as error:
             if not admitted.trace.is_probe:
                 self._responses.count("", "", error.outcome, "")
             raise
 
-    def _serve(self, admitted: AdmittedRequest, queue: FallbackQueue) -> tuple[Attempt, Any]:
+    def _serve(self, admitted: AdmittedRequest, queue: AttemptPlan) -> tuple[Attempt, Any]:
         """Attempt the chosen variant; if it is unreachable, perhaps another instance or the next variant."""
         while True:
             attempt = self._begin(admitted, queue)
             try:
                 return attempt, self._run(attempt)
             except Unavailable as error:
-                if isinstance(error, StubDied) and attempt.is_survived:
+                if isinstance(error, StubDied) and attempt.has_live_instance:
                     if self._may_try_again(attempt, error):
                         queue.repeat(VariantChoice(attempt.variant, attempt.reason))
                         continue
@@ -359,12 +359,12 @@ class Router:
             self._metrics.add("cancelled_total")
             raise Cancelled("the client has disconnected")
 
-    def _begin(self, admitted: AdmittedRequest, queue: FallbackQueue) -> Attempt:
+    def _begin(self, admitted: AdmittedRequest, queue: AttemptPlan) -> Attempt:
         now, skipped = self._clock(), []
         with self._lock:
             while queue:
                 choice = queue.next()
-                served = self._served.of(admitted.table, choice.variant)
+                served = self._served.of(admitted.loaded, choice.variant)
                 skipped.append((choice, served))
                 if choice is queue.first:
                     queue.first_label = served.labels["variant"]
@@ -378,7 +378,7 @@ class Router:
             if not admitted.trace.is_probe:
                 choice, served = skipped[0]
                 self._responses.count(**served.labels, outcome="unavailable", reason=choice.reason)
-        open_s = admitted.table.route.breaker.open_s
+        open_s = admitted.loaded.route.breaker.open_s
         listed = ", ".join(f"'{choice.variant.name}'" for choice, _ in skipped)
         raise Unavailable(f"no healthy variant: {listed}; retried every {open_s:g} s")
 
@@ -393,7 +393,7 @@ class Router:
             error = from_exception(raised)
         trace.end_attempt(span, error)
         if isinstance(error, StubDied):
-            attempt.is_survived = self._is_survived(attempt, error)
+            attempt.has_live_instance = self._is_survived(attempt, error)
         is_late = not self._end(attempt, error)
         with self._lock:
             self._served.count_in_flight(attempt.served, -1)
@@ -427,7 +427,7 @@ class Router:
             self._attempts.remove(attempt)
             attempt.served.record(attempt, error, now)
             attempt.served.count_late(attempt, is_late)
-            if isinstance(error, StubDied) and (attempt.has_fallbacks or not attempt.is_survived):
+            if isinstance(error, StubDied) and (attempt.has_fallbacks or not attempt.has_live_instance):
                 shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:
                 self._budget.succeeded()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nereid.backends.triton.model_trace import BatchTrace
-from nereid.backends.triton.post_processing import Images, Outcome, PostProcessing
+from nereid.backends.triton.post_processing import Outcome, PostProcessing, RequestImages
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import parse_bool
 from nereid.base.errors import InvalidConfig, ServingError, from_exception
@@ -46,7 +46,7 @@ class StreamNetwork(Protocol):
         """Enqueue the copies of the outputs to the host, and return the arrays that will hold them."""
 
 
-class Stages(NamedTuple):
+class StageTimestamps(NamedTuple):
     """Ends of a batch's stages, and the start of its run, in ns since the Unix epoch, from CUDA events."""
 
     decoded_ns: int
@@ -99,12 +99,12 @@ class DeviceStreams:
         self._outputs[slot] = self._network.fetch(slot, rows, self._copying)
         self._copied[slot].record(self._copying)
 
-    def wait(self, slot: int) -> tuple[Mapping[str, np.ndarray], Stages]:
+    def wait(self, slot: int) -> tuple[Mapping[str, np.ndarray], StageTimestamps]:
         """Wait for the outputs of a slot; they are valid until the slot's next `compute`."""
         self._copied[slot].synchronize()
         now_ns = time.time_ns()
         events = self._decoded[slot], self._prepared[slot], self._begun[slot], self._computed[slot]
-        return self._outputs[slot], Stages(
+        return self._outputs[slot], StageTimestamps(
             *(now_ns - round(self._elapsed_ms(event, self._copied[slot]) * 1e6) for event in events)
         )
 
@@ -185,7 +185,7 @@ def open_device_streams(
     return DeviceStreams(cupy.cuda, preprocessor, network, computing, len(preprocessor.tensors))
 
 
-class FusedJob:
+class FusedBatch:
     """The requests of one `execute`.
 
     Args:
@@ -195,7 +195,7 @@ class FusedJob:
 
     def __init__(
         self,
-        requests: Sequence[Images],
+        requests: Sequence[RequestImages],
         after: PostProcessing,
         trace: BatchTrace | None,
         ran: Callable[[float, int], None],
@@ -210,7 +210,7 @@ class FusedJob:
         self._errors, self._times = errors, times
 
     def outcomes(
-        self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None
+        self, outputs: Mapping[str, np.ndarray] | ServingError, stages: StageTimestamps | None
     ) -> list[Outcome]:
         """Return the outcome of each request.
 
@@ -233,7 +233,9 @@ class FusedJob:
             return [each if isinstance(each, ServingError) else {} for each in rows]
         return self._after.finish(Batch(None, rows, times), self._requests, outputs)
 
-    def run(self, streams: DeviceStreams) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
+    def run(
+        self, streams: DeviceStreams
+    ) -> tuple[Mapping[str, np.ndarray] | ServingError, StageTimestamps | None]:
         """Decode and compute the batch alone, in the first slot; return the arguments of `outcomes`."""
         try:
             if not self.images:

@@ -13,8 +13,8 @@ import numpy as np
 
 from nereid.backends.triton.device_streams import (
     DeviceStreams,
-    FusedJob,
-    Stages,
+    FusedBatch,
+    StageTimestamps,
     can_bind,
     check_overlap,
     open_device_streams,
@@ -24,7 +24,7 @@ from nereid.backends.triton.metric_reporter import ImageSignals
 from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
 from nereid.backends.triton.onnx_model import backend_settings, open_session
 from nereid.backends.triton.overlap import SLOTS, Overlap
-from nereid.backends.triton.post_processing import Images, Outcome, open_post_processing
+from nereid.backends.triton.post_processing import Outcome, RequestImages, open_post_processing
 from nereid.backends.triton.tensors import answer, log_error, read_images, reject, send
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, ServingError, from_exception
@@ -85,12 +85,12 @@ class FusedModel:
         images = [self._post.accept(read_images(request)) for request in requests]
         if self._streams is None and self._overlap is None:
             return self._respond(self._run(images, trace), trace)
-        job = FusedJob(images, self._post, trace, self._metrics.ran)
+        job = FusedBatch(images, self._post, trace, self._metrics.ran)
         if self._streams:
             return self._respond(job.outcomes(*self._run_bound(job, self._streams)), trace)
         assert self._overlap
         senders = [request.get_response_sender() for request in requests]
-        sent = SentJob(job, senders, lambda outcomes: self._respond(outcomes, trace))
+        sent = DeferredBatch(job, senders, lambda outcomes: self._respond(outcomes, trace))
         if job.images:
             self._overlap.submit(sent)
         else:
@@ -106,8 +106,8 @@ class FusedModel:
         return [answer(outcome) for outcome in outcomes]
 
     def _run_bound(
-        self, job: FusedJob, streams: DeviceStreams
-    ) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
+        self, job: FusedBatch, streams: DeviceStreams
+    ) -> tuple[Mapping[str, np.ndarray] | ServingError, StageTimestamps | None]:
         if self._session.device_failure:
             return DeviceFailed(self._session.device_failure), None
         outputs, stages = job.run(streams)
@@ -115,7 +115,7 @@ class FusedModel:
             self._session.fail(outputs.reason)
         return outputs, stages
 
-    def _run(self, images: Sequence[Images], trace: BatchTrace | None) -> list[Outcome]:
+    def _run(self, images: Sequence[RequestImages], trace: BatchTrace | None) -> list[Outcome]:
         batch = self._pipeline.run(images)
         if batch.device_failure:
             self._session.fail(batch.device_failure.reason)
@@ -144,7 +144,7 @@ class FusedModel:
         self._signals.close()
 
 
-class SentJob:
+class DeferredBatch:
     """A batch whose responses are sent after `execute` has returned.
 
     Args:
@@ -153,12 +153,14 @@ class SentJob:
     """
 
     def __init__(
-        self, job: FusedJob, senders: Sequence[Any], respond: Callable[[Sequence[Outcome]], Sequence[Any]]
+        self, job: FusedBatch, senders: Sequence[Any], respond: Callable[[Sequence[Outcome]], Sequence[Any]]
     ) -> None:
         self.images, self.prepared = job.images, job.prepared
         self._job, self._senders, self._respond = job, senders, respond
 
-    def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
+    def answer(
+        self, outputs: Mapping[str, np.ndarray] | ServingError, stages: StageTimestamps | None
+    ) -> None:
         """Send the response of each request; a request without one never finishes."""
         try:
             outcomes = self._job.outcomes(outputs, stages)

@@ -11,14 +11,14 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import backend_settings, server_command_line
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
-from nereid.base.tracing.context import TraceContext, begin, parse
+from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
 from nereid.base.tracing.records import (
     FLAGS,
     Record,
     Tracer,
-    failed,
-    inner,
-    keep_reason,
+    child_span,
+    error_field,
+    keep_field,
     never_raises,
     shortened,
     span,
@@ -106,7 +106,7 @@ class BatchTrace:
     @never_raises
     def ran(self, begin_ns: int, rows: int, end_ns: int = 0) -> None:
         """Store a run of the network, which ends now or at `end_ns`."""
-        self._network.append(inner("network", begin_ns, end_ns or time.time_ns()))
+        self._network.append(child_span("network", begin_ns, end_ns or time.time_ns()))
         self._rows = rows
 
     @never_raises
@@ -134,9 +134,9 @@ class BatchTrace:
                     "id": traced.request_id,
                     "about": {**about, "queue_ms": queue_ms},
                     "inner": [*(each for times in images for each in times.spans()), *self._network],
-                    **keep_reason(is_slow or is_fault(error), error is not None),
+                    **keep_field(is_slow or is_fault(error), error is not None),
                     "sampled": traced.context.is_sampled,
-                    **failed(error),
+                    **error_field(error),
                 }
             )
 
@@ -159,7 +159,7 @@ class _Traced(NamedTuple):
         if PROBE_HEADER in parameters or not (begins or TRACE_PARAMETER in parameters):
             return None
         caller = parse(str(parameters.get(TRACE_PARAMETER, "")))
-        context, parent = begin(caller, tracer.sampling.share)
+        context, parent = continue_or_start_trace(caller, tracer.sampling.share)
         sent_ns = parameters.get(SENT_PARAMETER, 0)
         request_id = shortened(str(request.request_id()))
         return cls(context, parent, request_id, sent_ns if type(sent_ns) is int else 0)

@@ -25,7 +25,7 @@ from nereid.backends.triton.tensors import (
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import server_command_line
 from nereid.base.errors import Cancelled, ServingError, from_message
-from nereid.base.tracing.context import sent_in
+from nereid.base.tracing.context import trace_parameters
 from nereid.vision.inference.network_file import complete_config
 from nereid.vision.inference.session import Outcome, Session, SessionEvents
 from nereid.vision.inference.session_options import BackendSettings
@@ -162,7 +162,7 @@ class ServedNetwork:
             model_version=self._version,
             inputs=[pb_utils.Tensor(self._input, tensor)],
             requested_output_names=self._outputs,
-            parameters=sent_in(traceparent) if traceparent else {},
+            parameters=trace_parameters(traceparent) if traceparent else {},
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         ).exec()
         if response.has_error():

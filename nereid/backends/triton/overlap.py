@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from nereid.backends.triton.device_streams import DeviceStreams, Stages
+from nereid.backends.triton.device_streams import DeviceStreams, StageTimestamps
 from nereid.base.errors import DeviceFailed, ServingError, from_exception
 from nereid.vision.imaging.image_times import ImageTimes
 
@@ -114,7 +114,9 @@ class BatchJob(Protocol):
     def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
         """Store the error and the times of each image."""
 
-    def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
+    def answer(
+        self, outputs: Mapping[str, np.ndarray] | ServingError, stages: StageTimestamps | None
+    ) -> None:
         """Send the responses; must not raise.
 
         Args:
@@ -245,7 +247,7 @@ class Overlap:
         job = self._jobs[slot]
         assert job is not None
         outputs: Mapping[str, np.ndarray] = {}
-        stages: Stages | None = None
+        stages: StageTimestamps | None = None
         try:
             if self._rows[slot] and self._errors[slot] is None:
                 outputs, stages = self._streams.wait(slot)

@@ -11,12 +11,12 @@ from nereid.base.errors import InvalidConfig, InvalidRequest, ServingError, from
 from nereid.tasks import BY_BACKEND, entry_point_of_backend
 from nereid.vision.imaging.pipeline import Batch
 
-Images: TypeAlias = Sequence[bytes] | ServingError
+RequestImages: TypeAlias = Sequence[bytes] | ServingError
 # The tensors of a response, or the error of its request.
 Outcome: TypeAlias = dict[str, Any] | ServingError
 
 
-class TaskStep(Protocol):
+class Postprocessor(Protocol):
     """Post-processing of a task, built from the config of a model of its backend."""
 
     @property
@@ -36,10 +36,12 @@ class PostProcessing(Protocol):
 
     wanted: Sequence[str]
 
-    def accept(self, images: Images) -> Images:
+    def accept(self, images: RequestImages) -> RequestImages:
         """Return the images of a request, or the error of a request that the model does not answer."""
 
-    def finish(self, batch: Batch, images: Sequence[Images], outputs: Mapping[str, Any]) -> list[Outcome]:
+    def finish(
+        self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
+    ) -> list[Outcome]:
         """Return the outcome of each request.
 
         Args:
@@ -61,11 +63,13 @@ class PassThrough:
         self.wanted: Sequence[str] = (scores.name,)
         self._name = config.outputs[0].name
 
-    def accept(self, images: Images) -> Images:
+    def accept(self, images: RequestImages) -> RequestImages:
         """Accept any number of images."""
         return images
 
-    def finish(self, batch: Batch, images: Sequence[Images], outputs: Mapping[str, Any]) -> list[Outcome]:
+    def finish(
+        self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
+    ) -> list[Outcome]:
         """Return each request's rows."""
         scores = outputs[self.wanted[0]]
         return [
@@ -73,10 +77,12 @@ class PassThrough:
         ]
 
 
-class StepPerImage:
+class PostprocessPerImage:
     """Post-processing of a task, for one image per request."""
 
-    def __init__(self, config: ModelConfig, network: ModelConfig, after: ModelConfig, step: TaskStep) -> None:
+    def __init__(
+        self, config: ModelConfig, network: ModelConfig, after: ModelConfig, step: Postprocessor
+    ) -> None:
         if {(each.name, each.type_and_dims) for each in config.outputs} != {
             (e.name, e.type_and_dims) for e in after.outputs
         }:
@@ -93,21 +99,23 @@ class StepPerImage:
                 )
         self._step, self.wanted = step, step.wanted
 
-    def accept(self, images: Images) -> Images:
+    def accept(self, images: RequestImages) -> RequestImages:
         """Accept one image, because the number of results differs between images."""
         return only_one(images)
 
-    def finish(self, batch: Batch, images: Sequence[Images], outputs: Mapping[str, Any]) -> list[Outcome]:
+    def finish(
+        self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
+    ) -> list[Outcome]:
         """Return the results for each request's image."""
         return [
             rows
             if isinstance(rows, ServingError)
-            else run_step(self._step, given, {name: array[rows] for name, array in outputs.items()})
+            else postprocess(self._step, given, {name: array[rows] for name, array in outputs.items()})
             for given, rows in zip(images, batch.outcomes, strict=True)
         ]
 
 
-def run_step(step: TaskStep, images: Images, arrays: Mapping[str, np.ndarray]) -> Outcome:
+def postprocess(step: Postprocessor, images: RequestImages, arrays: Mapping[str, np.ndarray]) -> Outcome:
     """Return the outcome of a request with one image; a bad one must not fail the others."""
     if isinstance(images, ServingError):
         return images
@@ -117,13 +125,13 @@ def run_step(step: TaskStep, images: Images, arrays: Mapping[str, np.ndarray]) -
         return from_exception(error)
 
 
-def find_step(config: ModelConfig) -> TaskStep | None:
+def open_postprocessor(config: ModelConfig) -> Postprocessor | None:
     """Return the post-processing that a model's config describes; None if its backend belongs to no task.
 
     Raises:
         InvalidConfig: the config is invalid.
     """
-    open_step: Callable[[ModelConfig], TaskStep] | None = entry_point_of_backend(
+    open_step: Callable[[ModelConfig], Postprocessor] | None = entry_point_of_backend(
         config.document.get("backend", ""), "post_processing"
     )
     return open_step(config) if open_step else None
@@ -138,8 +146,8 @@ def open_post_processing(config: ModelConfig, names: FusedSettings, network: Mod
     if not names.after:
         return PassThrough(config, network)
     after = config.sibling(names.after, names.after_version)
-    if step := find_step(after):
-        return StepPerImage(config, network, after, step)
+    if step := open_postprocessor(after):
+        return PostprocessPerImage(config, network, after, step)
     backends = " or ".join(
         name for name, task in BY_BACKEND.items() if "post_processing" in task.entry_points
     )
@@ -149,7 +157,7 @@ def open_post_processing(config: ModelConfig, names: FusedSettings, network: Mod
     )
 
 
-def only_one(images: Images) -> Images:
+def only_one(images: RequestImages) -> RequestImages:
     """Return the image of a request, or an error if the request does not have exactly one."""
     if isinstance(images, ServingError) or len(images) == 1:
         return images

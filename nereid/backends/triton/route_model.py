@@ -11,7 +11,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from nereid.backends.routing import deadline
-from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, Table
+from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, LoadedRoute
 from nereid.backends.routing.attempts import AdmittedRequest
 from nereid.backends.routing.interfaces import NO_PARAMETERS, RequestTrace, RoutedRequest
 from nereid.backends.routing.observation import RouteQuality
@@ -55,7 +55,7 @@ class RouteModel:
         self._is_awake, self._is_closing = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._router = Router(
-            self._watch.table,
+            self._watch.loaded,
             task,
             self._metrics,
             self._warn,
@@ -65,7 +65,7 @@ class RouteModel:
             observe=self._signals.observe,
             spawn=self._pool.submit,
         )
-        self._show(self._watch.table)
+        self._show(self._watch.loaded)
         self._housekeeper = threading.Thread(target=self._run_housekeeping, daemon=True)
         self._housekeeper.start()
 
@@ -117,21 +117,21 @@ class RouteModel:
     def _poll(self) -> None:
         """Read the route file if it has changed; an invalid one changes nothing."""
         try:
-            table = self._watch.poll()
+            loaded = self._watch.poll()
         except Exception as error:
             self._metrics.add("reloads_total", outcome="refused")
-            kept = self._watch.table.route.generation
+            kept = self._watch.loaded.route.generation
             self._warn(f"generation {kept} stays, {self._watch.path.name} is refused: {error}")
             return
-        if table:
-            self._router.use(table)
+        if loaded:
+            self._router.use(loaded)
             self._metrics.add("reloads_total", outcome="accepted")
-            self._show(table)
+            self._show(loaded)
 
-    def _show(self, table: Table) -> None:
-        route = table.route
+    def _show(self, loaded: LoadedRoute) -> None:
+        route = loaded.route
         self._metrics.set("generation", route.generation)
-        self._metrics.set_only("served_since_seconds", time.time(), sha256=table.sha256)
+        self._metrics.set_only("served_since_seconds", time.time(), sha256=loaded.sha256)
         weights = ", ".join(f"{variant.name} {variant.weight:g}" for variant in route.variants)
         log_info(f"route {self._config.name}: generation {route.generation}, weights {weights}")
 
@@ -221,7 +221,7 @@ class _TritonRequest:
             requested_output_names=self._outputs,
             # The timeout is for queues with a policy, the parameter for our own backends.
             timeout=int(timeout_s * 1e6),
-            parameters={**deadline.within(timeout_s), **parameters},
+            parameters={**deadline.deadline_parameter(timeout_s), **parameters},
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         ).exec()
         if response.has_error():

@@ -47,7 +47,7 @@ class Stub:
     instance: str
 
     @property
-    def slot(self) -> tuple[str, int, str]:
+    def instance_key(self) -> tuple[str, int, str]:
         """Model, version and instance, which only one stub in use has at a time."""
         return self.model, self.version, self.instance
 

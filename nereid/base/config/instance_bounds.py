@@ -56,7 +56,7 @@ def read_bounds(document: Mapping[str, Any]) -> InstanceBounds | None:
     return InstanceBounds(low, high, _idle_s(texts.get(IDLE, "")))
 
 
-def with_chosen(document: Mapping[str, Any], bounds: InstanceBounds, count: int) -> dict[str, Any]:
+def with_instance_count(document: Mapping[str, Any], bounds: InstanceBounds, count: int) -> dict[str, Any]:
     """Return a config whose instance count is `count`, clamped to the bounds."""
     count = bounds.nearest(count)
     group: Mapping[str, Any] = next(iter(document.get("instance_group", ())), {})
@@ -64,7 +64,7 @@ def with_chosen(document: Mapping[str, Any], bounds: InstanceBounds, count: int)
     return {**document, "instance_group": [{**group, "count": count}], "parameters": parameters}
 
 
-def chosen(text: str) -> int | None:
+def parse_instance_count(text: str) -> int | None:
     """Return the instance count recorded in a served config's parameter, or None if no server chose one."""
     count, separator, _ = text.partition(" of ")
     return int(count) if separator and count.isdecimal() else None

@@ -45,12 +45,12 @@ def parse(traceparent: str) -> TraceContext | None:
     return TraceContext(trace, span, bool(int(flags, 16) & 1))
 
 
-def sent_in(traceparent: str) -> dict[str, str | int]:
+def trace_parameters(traceparent: str) -> dict[str, str | int]:
     """Return the parameters with which a request sent to a model now continues the trace."""
     return {TRACE_PARAMETER: traceparent, SENT_PARAMETER: time.time_ns()}
 
 
-def begin(caller: TraceContext | None, share: float = 0.0) -> tuple[TraceContext, str]:
+def continue_or_start_trace(caller: TraceContext | None, share: float = 0.0) -> tuple[TraceContext, str]:
     """Return a span in the caller's trace or in a new one, and its parent's id ("" if it has no parent).
 
     A fraction `share` of new traces is sampled; the caller decides for its own.

@@ -166,12 +166,12 @@ class Tracer:
             self._dropped += len(lines)
 
 
-def failed(error: object) -> Record:
+def error_field(error: object) -> Record:
     """Return a span's error field; empty if there was no error."""
     return {"error": shortened(str(error), MAX_ERROR_LENGTH)} if error else {}
 
 
-def keep_reason(has_priority: bool, is_wanted: bool) -> Record:
+def keep_field(has_priority: bool, is_wanted: bool) -> Record:
     """Return why a trace is kept, if it is.
 
     Args:
@@ -193,6 +193,6 @@ def span(context: TraceContext, parent: str, name: str, begin_ns: int, end_ns: i
     }
 
 
-def inner(name: str, begin_ns: int, end_ns: int, **about: Any) -> Record:
+def child_span(name: str, begin_ns: int, end_ns: int, **about: Any) -> Record:
     """Return a span inside a record."""
     return {"name": name, "begin": begin_ns, "end": end_ns, "about": about}

@@ -11,7 +11,7 @@ import typer
 from nereid.application.chosen_models import find_model
 from nereid.base import files
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, ServingError, WrongUsage, invalid_values
+from nereid.base.errors import OperationFailed, ServingError, WrongUsage, value_errors_as_wrong_usage
 from nereid.cli.options import DEFAULT_REPOSITORY, complete_model
 from nereid.cli.server_options import find_server
 from nereid.tasks import TASKS
@@ -94,9 +94,9 @@ def image_command(task: Task, texts: CommandTexts) -> Callable[..., None]:
 def _options(task: Task, texts: CommandTexts) -> dict[str, tuple[Any, Any]]:
     """Return the annotations and default values of a command's options, by their names."""
     model = typer.Option(
-        help=f"Model that {task.work}: a route or a pinned model.",
+        help=f"Model that {task.verb_phrase}: a route or a pinned model.",
         autocompletion=complete_model,
-        show_default=f"`{task.model}`, or the only model that {task.work}",
+        show_default=f"`{task.model}`, or the only model that {task.verb_phrase}",
     )
     watch = typer.Option(help=f"Then {task.name} each new image in this folder, until Ctrl-C.", metavar="DIR")
     is_common = task.default_repository == REPOSITORY
@@ -182,7 +182,7 @@ def run(
     watch, more = options.watch, task.command.suffixes if task.command else ()
     # Listed before the first image is sent, so that no image is missed that arrives meanwhile.
     arrivals = outcomes.arrivals_in(watch, more) if watch else None
-    with invalid_values():
+    with value_errors_as_wrong_usage():
         paths = collect(options.images or [], more)
     view = task.entry_point("view")
     savers = _savers(options, view, 0 if watch else len(paths))
@@ -193,11 +193,11 @@ def run(
             lambda images: client.infer_many(images, **request_options), write, savers
         )
         if paths:
-            failed = printed.all_of(paths, task.present)
+            failed = printed.all_of(paths, task.present_participle)
         if watch and arrivals:
             printed.watched(watch, arrivals)
     if failed:
-        raise OperationFailed(f"{failed} of {len(paths)} images could not be {task.past}")
+        raise OperationFailed(f"{failed} of {len(paths)} images could not be {task.past_participle}")
 
 
 def _savers(options: ImageCommandOptions, view: "View", images: int) -> list[Callable[[Path, Any], None]]:

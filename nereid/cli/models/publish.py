@@ -8,7 +8,7 @@ import typer
 
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import invalid_values
+from nereid.base.errors import value_errors_as_wrong_usage
 from nereid.base.units import parse_share
 from nereid.cli.options import Model, Repository, complete_model, network_file, show_progress
 from nereid.cli.server_options import find_server
@@ -95,7 +95,7 @@ def publish(
         against=against,
     )
     if images:
-        with invalid_values():
+        with value_errors_as_wrong_usage():
             limits = replace(limits, images=tuple(collect(images)))
     record = find_server(context, changeable_repository(repository))
     done = publisher.publish(repository, model, source, record, limits, share, show_progress, precision)

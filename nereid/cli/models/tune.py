@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, invalid_values
+from nereid.base.errors import OperationFailed, value_errors_as_wrong_usage
 from nereid.cli.options import Repository, complete_model, complete_profile, environment, show_progress
 from nereid.cli.tables import console
 from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions, check_options
@@ -81,7 +81,7 @@ def tune(
     """
     from nereid.insight.tune import tuning
 
-    with invalid_values():
+    with value_errors_as_wrong_usage():
         check_options(TritonOptions(repository, profile))
         values = tuning.concurrencies(concurrency) or tuning.CONCURRENCIES
     options = tuning.TuneOptions(
@@ -112,7 +112,7 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
 
     tuning.check_packages()
     tuned = tuning.find(options)
-    with invalid_values():
+    with value_errors_as_wrong_usage():
         images = [path.read_bytes() for path in collect(options.images)]
     for note in tuned.notes:
         show_progress(f"note: {note}")

@@ -68,7 +68,7 @@ def versions(
 
 
 def _print(versions: "Sequence[VersionState]") -> None:
-    from nereid.models.routes.target import percent
+    from nereid.models.routes.location import percent
 
     print_table(
         *COLUMNS,

@@ -12,8 +12,16 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from nereid.base.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
-from nereid.base.tracing.context import TraceContext, begin, parse
-from nereid.base.tracing.records import Record, Tracer, failed, inner, keep_reason, never_raises, span
+from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
+from nereid.base.tracing.records import (
+    Record,
+    Tracer,
+    child_span,
+    error_field,
+    keep_field,
+    never_raises,
+    span,
+)
 from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
 from nereid.gateway.keys import Key
 
@@ -237,7 +245,7 @@ class RequestSpans:
         self._tracer, self._inner = tracer, list[Record]()
         self.is_traced = tracer is not None
         caller = parse(traceparent) if traceparent else None
-        self.context, self._parent = begin(caller, tracer.sampling.share if tracer else 0.0)
+        self.context, self._parent = continue_or_start_trace(caller, tracer.sampling.share if tracer else 0.0)
         self.is_forwarded = tracer is not None or caller is not None
         self._begin_ns = time.time_ns() if tracer else 0
 
@@ -252,7 +260,7 @@ class RequestSpans:
             of: id of the inference that an admission belongs to.
         """
         end_ns = time.time_ns()
-        record = inner(stage, end_ns - int(seconds * 1e9), end_ns)
+        record = child_span(stage, end_ns - int(seconds * 1e9), end_ns)
         self._inner.append({**record, **({"span": context.span_id} if context else {}), "of": of})
 
     @never_raises
@@ -279,9 +287,9 @@ class RequestSpans:
                 "id": request_id,
                 "about": {**about, "outcome": outcome},
                 "inner": self._inner,
-                **keep_reason(is_fault or is_slow, is_failed),
+                **keep_field(is_fault or is_slow, is_failed),
                 "sampled": self.context.is_sampled,
-                **failed(outcome if is_failed else None),
+                **error_field(outcome if is_failed else None),
             }
         )
 

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection with gRPC calls, within its holder's limits. h2 parses; this module counts."""
+"""One HTTP/2 connection with gRPC calls, within its client's limits. h2 parses; this module counts."""
 
 import asyncio
 import random
@@ -118,8 +118,8 @@ class Http2(H2Connection):
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """Limits of one holder. Rates are per second; a burst is what may arrive at once.
+class ClientLimits:
+    """Limits of one client. Rates are per second; a burst is what may arrive at once.
 
     `frames` counts frames that carry little, `resets` calls cancelled by the client, and `begins` calls that
     need no key or present no valid one.
@@ -135,7 +135,7 @@ class Allowance:
     begins_per_s: int
 
 
-PEER = Allowance(
+PEER_LIMITS = ClientLimits(
     connections=64,
     calls=32,
     frames=1000,
@@ -145,8 +145,8 @@ PEER = Allowance(
     begins=200,
     begins_per_s=50,
 )
-KEY = replace(
-    PEER, connections=256, calls=1024, frames=20_000, frames_per_s=2000, resets=1000, resets_per_s=200
+KEY_LIMITS = replace(
+    PEER_LIMITS, connections=256, calls=1024, frames=20_000, frames_per_s=2000, resets=1000, resets_per_s=200
 )
 # Maximum names remembered; beyond that, those that hold nothing are dropped.
 MAX_IDLE = 4096
@@ -186,7 +186,7 @@ class TokenBucket:
 class ClientUsage:
     """What one address or key holds: its connections, oldest first, its open calls and its budgets."""
 
-    allowance: Allowance
+    limits: ClientLimits
     frames: TokenBucket
     resets: TokenBucket
     begins: TokenBucket
@@ -195,7 +195,7 @@ class ClientUsage:
 
 
 class ClientUsages:
-    """The holders by name.
+    """The clients by name.
 
     Args:
         clock: monotonic time in seconds.
@@ -203,23 +203,23 @@ class ClientUsages:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[tuple[str, Allowance], ClientUsage] = {}
+        self._known: dict[tuple[str, ClientLimits], ClientUsage] = {}
 
-    def find(self, name: str, allowance: Allowance) -> ClientUsage:
-        """Return the holder with the given name and allowance, creating it if necessary."""
-        place = name, allowance
-        if holder := self._known.get(place):
-            return holder
+    def find(self, name: str, limits: ClientLimits) -> ClientUsage:
+        """Return the client with the given name and limits, creating it if necessary."""
+        place = name, limits
+        if client := self._known.get(place):
+            return client
         if len(self._known) >= MAX_IDLE:
             self._known = {n: each for n, each in self._known.items() if each.connections or each.calls}
-        given, clock = allowance, self._clock
-        holder = self._known[place] = ClientUsage(
+        given, clock = limits, self._clock
+        client = self._known[place] = ClientUsage(
             given,
             TokenBucket(given.frames, given.frames_per_s, clock),
             TokenBucket(given.resets, given.resets_per_s, clock),
             TokenBucket(given.begins, given.begins_per_s, clock),
         )
-        return holder
+        return client
 
 
 # This many bytes on a connection without a key cost as much as one frame.
@@ -269,38 +269,38 @@ class GrpcConnection(asyncio.Protocol):
         """Send the settings if there is room for this connection."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer = peer_of(transport.get_extra_info("peername"))
-        self.holder = self._front.holders.find(self.peer, PEER)
+        self.client = self._front.clients.find(self.peer, PEER_LIMITS)
         tls = transport.get_extra_info("ssl_object")
         self._front.connections[self] = None
-        self.holder.connections[self] = None
+        self.client.connections[self] = None
         if (tls and tls.selected_alpn_protocol() != "h2") or not self._front.admits(self):
             transport.abort()  # type: ignore[attr-defined]
             return
         self._http2.initiate_connection()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW - 2**16 + 1)
         self._write()
-        if len(self.holder.connections) > self.holder.allowance.connections:
-            next(iter(self.holder.connections)).close_over_limit("too many connections without a key")
+        if len(self.client.connections) > self.client.limits.connections:
+            next(iter(self.client.connections)).close_over_limit("too many connections without a key")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all calls."""
         self._is_deaf = True
-        self.holder.connections.pop(self, None)
+        self.client.connections.pop(self, None)
         self._front.connections.pop(self, None)
         for call in [*self.calls.values()]:
             call.cancel()
         self.calls.clear()
         self._unsent.clear()
 
-    def identify(self, holder: ClientUsage) -> None:
+    def identify(self, client: ClientUsage) -> None:
         """Count this connection towards a key, and allow it larger frames."""
         if self.is_identified:
             return
         self.is_identified = True
-        self.holder.connections.pop(self, None)
-        self.holder = holder
-        holder.connections[self] = None
-        if len(holder.connections) > holder.allowance.connections:
+        self.client.connections.pop(self, None)
+        self.client = client
+        client.connections[self] = None
+        if len(client.connections) > client.limits.connections:
             self.close_over_limit("too many connections of a key")
             return
         self._http2.update_settings({SettingCodes.MAX_FRAME_SIZE: KEY_FRAME_BYTES})
@@ -321,7 +321,7 @@ class GrpcConnection(asyncio.Protocol):
             cost += len(data) / BYTES_PER_FRAME
         free = min(cost, self._free)
         self._free -= free
-        if cost > free and not self.holder.frames.take(cost - free):
+        if cost > free and not self.client.frames.take(cost - free):
             self.close_over_limit("too many frames")
         elif self._unparsed or frames > MAX_FRAMES_AT_ONCE:
             if not self._unparsed:
@@ -394,7 +394,7 @@ class GrpcConnection(asyncio.Protocol):
     def _on_reset(self, stream: int) -> None:
         if call := self.calls.get(stream):
             self._forget(stream)
-            if not call.holder.resets.take(1):
+            if not call.client.resets.take(1):
                 self.close_over_limit("too many calls are cancelled")
 
     def respond(
@@ -449,7 +449,7 @@ class GrpcConnection(asyncio.Protocol):
     def _sent(self, call: "GrpcCall") -> None:
         call.finish()
         if call.is_identified:
-            self.holder.frames.give(FRAMES_PER_CALL)
+            self.client.frames.give(FRAMES_PER_CALL)
 
     def _stop_receiving(self, stream: int) -> None:
         """Tell the client to stop sending a message that has already been answered."""
@@ -518,7 +518,7 @@ class GrpcConnection(asyncio.Protocol):
         self._write()
         self._is_deaf = self._is_leaving = True
         self._end_s = min(self._end_s, self._loop.time())
-        self.holder.connections.pop(self, None)
+        self.client.connections.pop(self, None)
         if not self._transport.is_closing():
             self._transport.pause_reading()
         for stream, call in [*self.calls.items()]:

@@ -32,8 +32,8 @@ from nereid.gateway.tls import BACKLOG, TlsListener
 from nereid.gateway.v2.grpc_connection import (
     GRACE_S,
     HEAD,
-    KEY,
-    PEER,
+    KEY_LIMITS,
+    PEER_LIMITS,
     ClientUsage,
     ClientUsages,
     GrpcConnection,
@@ -131,7 +131,7 @@ class GrpcCall:
         gateway: limits and metrics.
         connection, stream: where the call came from.
         request: its headers and context.
-        holder: the client that the call is counted against.
+        client: the client that the call is counted against.
 
     Attributes:
         is_identified: whether the call needs a key and shows one, or needs none of those that others need.
@@ -146,10 +146,10 @@ class GrpcCall:
         connection: GrpcConnection,
         stream: int,
         request: GatewayRequest,
-        holder: ClientUsage,
+        client: ClientUsage,
     ) -> None:
         self._gateway, self._connection, self._stream = gateway, connection, stream
-        self.request, self.holder = request, holder
+        self.request, self.client = request, client
         self.is_identified = self.is_complete = self._is_over = False
         self.headers, self.timeout_s = Headers(), 0.0
         self._message, self._length, self._max_bytes, self._answer_bytes = bytearray(), 0, 0, 0
@@ -166,7 +166,7 @@ class GrpcCall:
 
     def _count(self, change: int) -> None:
         if self._front:
-            self.holder.calls += change
+            self.client.calls += change
             if not self.is_identified:
                 self._front.keyless_calls += change
 
@@ -274,7 +274,7 @@ SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
 INFER = "ModelInfer"
 OPEN = ("ServerLive", "ServerReady", HEALTH_CHECK)
 MAX_READ_BYTES = 4096
-# Allowance for the tensor framing of an image of the maximum size.
+# ClientLimits for the tensor framing of an image of the maximum size.
 MAX_FRAME_BYTES = 2**20
 # Maximum connections (then the oldest without a key is closed), and open keyless calls of all addresses.
 MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128
@@ -294,7 +294,7 @@ class GrpcFront:
     def __init__(self, gateway: Gateway, keep_alive_s: float) -> None:
         self._gateway, self._tracer, self.keep_alive_s = gateway, gateway.tracer, keep_alive_s
         self._max_bytes = gateway.settings.max_body_bytes + MAX_FRAME_BYTES
-        self.holders, self.connections = ClientUsages(), dict[GrpcConnection, None]()
+        self.clients, self.connections = ClientUsages(), dict[GrpcConnection, None]()
         self.keyless_calls = 0
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None) -> None:
@@ -346,7 +346,7 @@ class GrpcFront:
         fields = request.headers
         name = request.scope["path"] = fields.get(b":path", b"").decode("latin-1").removeprefix(SERVICE)
         is_call = fields.get(b":method") == b"POST" and fields.get(b"content-type", b"").startswith(CONTENT)
-        peer = self.holders.find(connection.peer, PEER)
+        peer = self.clients.find(connection.peer, PEER_LIMITS)
         request.endpoint, request.is_inference = name, name == INFER
         call = GrpcCall(self._gateway, connection, stream, request, peer)
         failure = self._identify(call, connection) if is_call and (name in READ or name == INFER) else None
@@ -375,8 +375,8 @@ class GrpcFront:
             return failure
         if need == "infer":
             call.is_identified = True
-            call.holder = self.holders.find(request.key_id or connection.peer, KEY)
-            connection.identify(call.holder)
+            call.client = self.clients.find(request.key_id or connection.peer, KEY_LIMITS)
+            connection.identify(call.client)
         return None
 
     def _admit(self, call: GrpcCall) -> None:
@@ -391,7 +391,7 @@ class GrpcFront:
         if encoding != b"identity":  # decompression has no limit of its own
             expected = "expected a message without compression"
             raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32].decode('latin-1')!r}")
-        is_full = call.holder.calls >= call.holder.allowance.calls
+        is_full = call.client.calls >= call.client.limits.calls
         if is_full or (not call.is_identified and self.keyless_calls >= MAX_KEYLESS_CALLS):
             raise Failure("overloaded", "too many calls are open; retry later", 1.0)
         left_s = timeout_of(fields.get(b"grpc-timeout"))

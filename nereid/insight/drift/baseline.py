@@ -28,7 +28,7 @@ from nereid.client.model_client import ModelClient
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import MonitoredVariant, requests_of, series_of
 from nereid.insight.drift.recording import BOUNDS, Growth, History, bucket_name
-from nereid.models.routes.target import preprocessing_of
+from nereid.models.routes.location import preprocessing_of
 from nereid.tasks import DEFAULT, outputs_of, task_of
 from nereid.tasks.task_outputs import Signals, TaskOutputs
 from nereid.vision.imaging.pipeline import Pipeline
@@ -41,7 +41,7 @@ Log = Callable[[str], None]
 
 
 @dataclass
-class Measured:
+class VariantSignals:
     """Signals of one variant while its images are classified, as if they were the growth of a page."""
 
     target: MonitoredVariant
@@ -105,7 +105,7 @@ def from_images(
         OperationFailed: fewer than `MIN_IMAGES` images are good, or the outputs cannot be measured.
         ClassifierError: the server fails.
     """
-    measured: dict[str, Measured] = {}
+    measured: dict[str, VariantSignals] = {}
     outputs = [tensor.name for tensor in ModelConfig.from_file(repository / route, 1).outputs]
     task = outputs_of(outputs)
     client_class = (task_of(outputs) or DEFAULT).entry_point("client")
@@ -114,7 +114,7 @@ def from_images(
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
         for target in targets:
-            recorded = measured[target.name] = Measured(target, route)
+            recorded = measured[target.name] = VariantSignals(target, route)
             meter = _meter(repository, target, recorded)
             log(f"variant '{target.name}' gets {len(images)} files")
             outcomes = pool.map(lambda path, name=target.name: _signals(client, task, path, name), images)
@@ -143,7 +143,7 @@ def from_images(
     return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
 
 
-def _meter(repository: Path, target: MonitoredVariant, found: Measured) -> Pipeline | None:
+def _meter(repository: Path, target: MonitoredVariant, found: VariantSignals) -> Pipeline | None:
     config = preprocessing_of(repository, target.model)
     return Pipeline.from_config(config, 1, 1, found.add_inputs) if config else None
 

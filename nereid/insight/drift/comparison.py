@@ -9,7 +9,7 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import CLASS, Reference, VariantReference
 from nereid.insight.drift import recording
 from nereid.insight.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
-from nereid.models.routes.target import RouteLocation, present_table, read_state
+from nereid.models.routes.location import RouteLocation, load_present_route, read_state
 from nereid.repository.layout import pins, readable_configs
 from nereid.server.command_line import PLAIN_PROFILE
 
@@ -165,17 +165,17 @@ def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
         OperationFailed, InvalidConfig: the route file is missing or invalid.
         OSError: it cannot be read.
     """
-    table = present_table(location, read_state(location))
+    loaded = load_present_route(location, read_state(location))
     measured = _measured(location.repository, profile)
     return [
         MonitoredVariant(
             variant.name,
             variant.model,
             variant.version,
-            table.network_versions[variant.name],
+            loaded.network_versions[variant.name],
             *_place(measured.get(variant.model), variant.version),
         )
-        for variant in table.route.variants
+        for variant in loaded.route.variants
     ]
 
 

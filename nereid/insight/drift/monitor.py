@@ -24,8 +24,15 @@ from nereid.insight.drift.comparison import (
     targets_of,
     why_not,
 )
-from nereid.insight.drift.recording import PREFIXES, History, Slot, growth_of, replace, route_series
-from nereid.models.routes.target import RouteLocation, find_routes
+from nereid.insight.drift.recording import (
+    PREFIXES,
+    History,
+    RecordedInterval,
+    growth_of,
+    replace,
+    route_series,
+)
+from nereid.models.routes.location import RouteLocation, find_routes
 from nereid.server.run_dir import ServerRecord
 
 STATE_FILE = "drift.json"
@@ -152,7 +159,7 @@ class Monitor:
             # A server that started since the last poll counts from zero.
             growth = page - self._page if record.pid == self._pid else page
             seconds = min(now - self._paged_at, 2 * self.timing.interval_s)
-            self.history.add(Slot(now, seconds, growth_of(growth)))
+            self.history.add(RecordedInterval(now, seconds, growth_of(growth)))
         self._page, self._pid, self._paged_at = page, record.pid, now
 
     def _route(self, location: RouteLocation, profile: str, now: float) -> RouteDrift:

@@ -102,7 +102,7 @@ def class_counts(counts: Mapping[str, int], classes: Sequence[int]) -> list[int]
     return [*named, sum(counts.values()) - sum(named)]
 
 
-class Slot(Struct, frozen=True):
+class RecordedInterval(Struct, frozen=True):
     """The growth of the `seconds` before `at`, in Unix time."""
 
     at: float
@@ -114,9 +114,9 @@ class History:
     """The newest slots, oldest first."""
 
     def __init__(self, max_slots: int = MAX_SLOTS) -> None:
-        self.slots: deque[Slot] = deque(maxlen=max_slots)
+        self.slots: deque[RecordedInterval] = deque(maxlen=max_slots)
 
-    def add(self, slot: Slot) -> None:
+    def add(self, slot: RecordedInterval) -> None:
         """Append a slot; beyond the limit, the oldest one is dropped."""
         self.slots.append(slot)
 
@@ -160,7 +160,7 @@ class History:
             text = (folder / RECORDING_FILE).read_bytes()
         except FileNotFoundError:
             return history
-        history.slots.extend(msgspec.json.decode(text, type=list[Slot]))
+        history.slots.extend(msgspec.json.decode(text, type=list[RecordedInterval]))
         return history
 
 

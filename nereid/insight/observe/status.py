@@ -10,7 +10,7 @@ from nereid.backends.routing.assignment import shares
 from nereid.backends.triton import stub_processes
 from nereid.base.config.instance_bounds import read_bounds
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.models.routes.target import check_repository, find_route, read_state
+from nereid.models.routes.location import check_repository, find_route, read_state
 from nereid.repository.layout import (
     ROUTE,
     backend_of,

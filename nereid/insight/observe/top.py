@@ -24,7 +24,7 @@ from nereid.insight.observe.contention import MachineReading, read_machine
 from nereid.models.rollout.measurement import DURATIONS, REQUESTS, SHADOWS, VARIANT_FAULTS
 from nereid.models.rollout.rollout_journal import active_rollouts
 from nereid.models.routes.change import BREAKER_STATES
-from nereid.models.routes.target import find_routes, read_state
+from nereid.models.routes.location import find_routes, read_state
 from nereid.server import run_dir
 from nereid.server.run_dir import GatewayRecord, ServerRecord
 from nereid.server.supervision import process_usage

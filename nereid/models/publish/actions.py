@@ -24,7 +24,7 @@ from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, re
 from nereid.base.contract import IMAGE, PROBE_HEADER
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
-from nereid.models.routes.target import RouteFile, find_route
+from nereid.models.routes.location import RouteFileSnapshot, find_route
 from nereid.repository import pbtxt
 from nereid.repository.layout import config_files, served_versions, unused_models
 from nereid.server.control import DIRECT, LOAD_S, Control, Refused
@@ -163,7 +163,7 @@ class SetAside(Struct, frozen=True, tag=True):
             workspace.report(f"{model}: cannot be loaded again: {error}; fix: nereid reload {model}")
 
 
-class Policy(Struct, frozen=True, tag=True):
+class AddToVersionPolicy(Struct, frozen=True, tag="Policy"):
     """Add a version to `version_policy` in config.pbtxt and in the configs of all profiles.
 
     Files with the policy `all` stay unchanged, because Triton 24.10 reloads every version in the background
@@ -278,7 +278,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         location = find_route(workspace.repository, self.route)
         workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
 
-    def added(self, present: RouteFile) -> Proposal:
+    def added(self, present: RouteFileSnapshot) -> Proposal:
         """Return the route with the variant, with the default's deadline and ahead of other fallbacks."""
         route = present.route()
         if any(variant.model == self.model for variant in route.variants):
@@ -291,7 +291,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         changed = replace(route, variants=(*route.variants, variant), fallbacks=fallbacks)
         return Proposal(checked_route(changed), note)
 
-    def removed(self, present: RouteFile) -> Proposal:
+    def removed(self, present: RouteFileSnapshot) -> Proposal:
         """Return the route without the variant, which must be unchanged since it was added."""
         route = present.route()
         ours = [v for v in route.variants if (v.name, v.model) == (self.name, self.model)]
@@ -305,7 +305,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         return Proposal(checked_route(changed), f"retire {self.model}")
 
 
-Action = Install | SetAside | Policy | LoadVersion | Warm | AddVariant
+Action = Install | SetAside | AddToVersionPolicy | LoadVersion | Warm | AddVariant
 
 
 def _is_used(workspace: Workspace, control: Control, model: str) -> bool:

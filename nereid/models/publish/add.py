@@ -30,13 +30,13 @@ from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
 from nereid.models.publish.intake.serving_settings import PROCESS_BYTES, ServingSettings
 from nereid.models.publish.network import examination_request, write_on_cpu
 from nereid.models.publish.publisher import Published
-from nereid.models.publish.remove import Parts, find_parts
+from nereid.models.publish.remove import RemovableModels, find_parts
 from nereid.models.publish.transaction import StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.target import check_repository, find_route, read_state
+from nereid.models.routes.location import check_repository, find_route, read_state
 from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
-from nereid.repository.layout import Pin, pins, read_labels, readable_configs
+from nereid.repository.layout import PinnedModel, pins, read_labels, readable_configs
 from nereid.server.run_dir import ServerRecord
 from nereid.tasks import DEFAULT
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
@@ -159,7 +159,7 @@ def add(
         names = ModelNames.for_route(request.name)
         with locked.preparation("add", request.name, 1) as staged:
             repository = staged.workspace.repository
-            old = find_parts(repository, request.name) if request.is_replacing else Parts(())
+            old = find_parts(repository, request.name) if request.is_replacing else RemovableModels(())
             if not request.is_replacing:
                 # Only some tasks have a preprocess model, so it is checked once it is certainly written.
                 _check_free(repository, (names.route, names.pinned, names.network), names.route)
@@ -235,7 +235,7 @@ def _check_free(repository: Path, models: Sequence[str], public: str) -> None:
         )
 
 
-def _actions(behind: Sequence[str], names: ModelNames, old: Parts) -> tuple[Action, ...]:
+def _actions(behind: Sequence[str], names: ModelNames, old: RemovableModels) -> tuple[Action, ...]:
     """Return the actions in an order in which a server that starts meanwhile can load every model."""
     return (
         *([SetAside(old.models, old.files)] if old.models else []),
@@ -435,7 +435,7 @@ class StagedAddition:
         instances = self._request.instances or alone.counts[name]
         return instances + 1, instances * kind.instance_bytes(measured.memory_bytes) + PROCESS_BYTES
 
-    def _pin(self) -> Pin:
+    def _pin(self) -> PinnedModel:
         (pin,) = [
             pin for pin in pins(self._new, readable_configs(self._new)) if pin.model == self._names.pinned
         ]

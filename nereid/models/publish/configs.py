@@ -58,7 +58,7 @@ class ModelNames(NamedTuple):
         return cls(f"{route}_network", f"{route}_preprocess", f"{route}_v1", route)
 
 
-class LastStep(NamedTuple):
+class PostprocessStep(NamedTuple):
     """A model that computes the pinned model's outputs from a network's outputs and the image."""
 
     model: str
@@ -73,7 +73,7 @@ class Addition(NamedTuple):
     names: ModelNames
     settings: ServingSettings
     output: str = ""
-    last: LastStep | None = None
+    last: PostprocessStep | None = None
 
     @property
     def deadline_ms(self) -> int:
@@ -163,7 +163,7 @@ class Addition(NamedTuple):
         name = self.names.preprocess
         return self._model(name, "preprocess", group, input=[IMAGE], output=output, parameters=parameters)
 
-    def _after(self, last: LastStep) -> tuple[str, Document]:
+    def _after(self, last: PostprocessStep) -> tuple[str, Document]:
         parts = {"preprocess": self.names.preprocess, "preprocess_version": "1", **last.parameters}
         return "Post-processing: outputs of the network to those of the pinned model.", self._model(
             last.model,

@@ -16,7 +16,7 @@ import numpy as np
 from nereid.base.assets import SAMPLES
 from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.errors import OperationFailed, ServingError
-from nereid.models.publish import child
+from nereid.models.publish import isolated_child
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks import BY_BACKEND, DEFAULT, TASKS, task_of
@@ -245,8 +245,8 @@ def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callabl
         files = [path for path in request.candidate.rglob("*") if path.is_file()]
         timeout_s = TIMEOUT_S + sum(path.stat().st_size for path in files) / BYTES_PER_S
     try:
-        kind, content = child.run(EXAMINER, request.to_json().decode(), timeout_s, progress)
-    except child.NoResult as end:
+        kind, content = isolated_child.run(EXAMINER, request.to_json().decode(), timeout_s, progress)
+    except isolated_child.NoResult as end:
         if end.is_late:
             raise Rejected(
                 f"the examination of '{request.model}' was stopped: expected a result within "
@@ -260,7 +260,7 @@ def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callabl
     return content
 
 
-def _crash(model: str, end: child.NoResult) -> OperationFailed:
+def _crash(model: str, end: isolated_child.NoResult) -> OperationFailed:
     text = f"last step: {end.last}" + (f"; its last output: {end.output}" if end.output else "")
     if end.status < 0:
         name = signal.Signals(-end.status).name

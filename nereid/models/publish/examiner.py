@@ -20,7 +20,6 @@ import onnxruntime
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, OperationFailed, ServingError
 from nereid.base.processes import available_bytes, return_memory
-from nereid.models.publish.child import Write
 from nereid.models.publish.examination import (
     Arrays,
     Examination,
@@ -32,6 +31,7 @@ from nereid.models.publish.examination import (
     Rejected,
     Survey,
 )
+from nereid.models.publish.isolated_child import Write
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.layout import InvalidLabels, check_label_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe

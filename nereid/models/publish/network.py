@@ -14,12 +14,12 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.actions import reason_in_use
 from nereid.models.publish.candidate import read_description
 from nereid.models.publish.examination import ExaminationLimits, ExaminationRequest
-from nereid.models.routes.target import check_repository, find_routes, read_state
+from nereid.models.routes.location import check_repository, find_routes, read_state
 from nereid.repository import pbtxt
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.layout import (
     PARTS,
-    Pin,
+    PinnedModel,
     backend_of,
     config_files,
     pins,
@@ -44,7 +44,7 @@ class PinnedVariant:
 
     route: str
     variant: Variant
-    pin: Pin
+    pin: PinnedModel
     is_default: bool
     is_fallback: bool = False
 
@@ -54,7 +54,7 @@ class PublishedNetwork:
     """A network of a repository, the pinned models that run it, and the variants that call those."""
 
     folder: Path
-    pins: list[Pin]
+    pins: list[PinnedModel]
     variants: list[PinnedVariant]
 
     @property
@@ -104,7 +104,7 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
     return PublishedNetwork(repository / name, own, _variants(repository, own))
 
 
-def _variants(repository: Path, pins: Iterable[Pin]) -> list[PinnedVariant]:
+def _variants(repository: Path, pins: Iterable[PinnedModel]) -> list[PinnedVariant]:
     """Return the variants that call any of the pinned models, skipping routes that cannot be read."""
     by_model, variants = {pin.model: pin for pin in pins}, list[PinnedVariant]()
     for location in find_routes(repository):
@@ -124,7 +124,7 @@ def _variants(repository: Path, pins: Iterable[Pin]) -> list[PinnedVariant]:
     return variants
 
 
-def _behind_route(repository: Path, name: str, pin_of: Mapping[str, Pin]) -> set[str]:
+def _behind_route(repository: Path, name: str, pin_of: Mapping[str, PinnedModel]) -> set[str]:
     """Return the networks behind the route `name`; none if it is not a route."""
     return {
         pin_of[variant.model].network if variant.model in pin_of else variant.model
@@ -168,7 +168,7 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
 
 
 def examination_request(
-    folder: Path, candidate: Path, current: Path | None, pin: Pin | None, limits: ExaminationLimits
+    folder: Path, candidate: Path, current: Path | None, pin: PinnedModel | None, limits: ExaminationLimits
 ) -> ExaminationRequest:
     """Return the request to examine a version of the network in `folder`, with the models beside it.
 
@@ -199,7 +199,7 @@ def successor(name: str, old: int, new: int) -> str:
     return f"{stem}v{new}" if stem != name else f"{name}_v{new}"
 
 
-def copy_pinned_model(template: Path, pin: Pin, version: int, target: Path) -> None:
+def copy_pinned_model(template: Path, pin: PinnedModel, version: int, target: Path) -> None:
     """Write a copy of a pinned model's folder for another version of its network.
 
     `pin` is the template's. The target is named like the model. OperationFailed: a profile of the template
@@ -260,7 +260,7 @@ def _renamed(path: Path, name: str) -> tuple[str, Any]:
     return text, config
 
 
-def _set_network_version(config: Any, pin: Pin, version: int) -> bool:
+def _set_network_version(config: Any, pin: PinnedModel, version: int) -> bool:
     """Set another version of the network in a config; return whether the config had the version of `pin`."""
     for step in config.ensemble_scheduling.step:
         if (step.model_name, step.model_version) == (pin.network, pin.network_version):

@@ -17,10 +17,10 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish import candidate
 from nereid.models.publish.actions import (
     Action,
+    AddToVersionPolicy,
     AddVariant,
     Install,
     LoadVersion,
-    Policy,
     Warm,
     Workspace,
     checked_route,
@@ -48,7 +48,7 @@ from nereid.models.publish.network import (
 from nereid.models.publish.transaction import OperationJournal, StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
-from nereid.models.routes.target import RouteFile, RouteLocation, find_routes, read_state
+from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, find_routes, read_state
 from nereid.repository import onnx_file
 from nereid.repository.layout import versions_there
 from nereid.server.control import NotReached
@@ -119,7 +119,9 @@ def publish(
     with locked_repository(repository, record, report) as locked:
         check_none_active(repository, f"publish a version of '{name}'")
         network, limits = find_network(repository, name), limits or ExaminationLimits()
-        version = NewVersion(network, _current(network, limits.against), _next_version(locked.log, network))
+        version = NewVersion(
+            network, _current(network, limits.against), _next_version(locked.journal, network)
+        )
         with locked.preparation("publish", network.name, version.number) as staged:
             models, variants = version.successors(repository, share)
             measured = version.stage(staged, source, limits, precision)
@@ -159,7 +161,7 @@ def retire(
         gone = network.at_version(version)
         actions: tuple[Action, ...] = (
             Install(f"{network.name}/{version}", network.name, version),
-            Policy(network.name, version),
+            AddToVersionPolicy(network.name, version),
             *(Install(pin.model, pin.model) for pin in gone.pins),
             *(AddVariant(v.route, v.variant.name, v.variant.model, v.variant.weight) for v in gone.variants),
         )
@@ -214,7 +216,7 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
             f"cannot roll back: route '{location.name}' has no version of '{network.name}' before {newest}"
         )
 
-    def propose(present: RouteFile) -> Proposal:
+    def propose(present: RouteFileSnapshot) -> Proposal:
         route, past = present.route(), [entry.parsed() for entry in reversed(present.all_entries)]
         known = (_weights(route, earlier) for route in past if route and not _weights(route, current))
         weights = next(filter(None, known), None) or _weights(route, earlier) or {earlier[0]: 1}
@@ -315,7 +317,7 @@ class NewVersion:
         name, number = self.network.name, self.number
         return (
             Install(f"{name}/{number}", name, number),
-            Policy(name, number),
+            AddToVersionPolicy(name, number),
             LoadVersion(name, number),
             *([] if models else [Warm(name, number)]),
             *(Install(model, model) for model in models.values()),
@@ -341,7 +343,7 @@ def _next_version(log: OperationJournal, network: PublishedNetwork) -> int:
     """Return the next version number, which no earlier version has used."""
     used = [
         line.operation.version
-        for line in log.steps.read()
+        for line in log.events.read()
         if line.operation.model == network.name and line.event in ("commit", "undo", "done")
     ]
     return max([*used, *versions_there(network.folder)], default=0) + 1

@@ -11,23 +11,30 @@ from nereid.models.publish.actions import Action, Install
 from nereid.models.publish.network import successor
 from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.target import check_repository, find_routes, read_state
+from nereid.models.routes.location import check_repository, find_routes, read_state
 from nereid.repository.check import check
-from nereid.repository.layout import Pin, config_files, model_folders, pins, readable_configs, steps_of
+from nereid.repository.layout import (
+    PinnedModel,
+    config_files,
+    model_folders,
+    pins,
+    readable_configs,
+    steps_of,
+)
 from nereid.server.control import Control, Refused
 from nereid.server.run_dir import ServerRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RemovableModels:
     """The models behind a public name, in load order, and the files of its route."""
 
     models: tuple[str, ...]
     files: tuple[str, ...] = ()
 
-    def without(self, models: Collection[str]) -> "Parts":
+    def without(self, models: Collection[str]) -> "RemovableModels":
         """Return the parts without the models that stay."""
-        return Parts(tuple(model for model in self.models if model not in models), self.files)
+        return RemovableModels(tuple(model for model in self.models if model not in models), self.files)
 
 
 def remove(
@@ -61,7 +68,7 @@ def remove(
         return parts.models
 
 
-def find_parts(repository: Path, name: str) -> Parts:
+def find_parts(repository: Path, name: str) -> RemovableModels:
     """Return the models behind a name; none if the repository does not have it.
 
     Models that others also run, such as the networks that find text, are left out.
@@ -71,17 +78,17 @@ def find_parts(repository: Path, name: str) -> Parts:
     """
     folders = {path.name for path in model_folders(repository)}
     if name not in folders:
-        return Parts(())
+        return RemovableModels(())
     routes = {location.name: read_state(location).route() for location in find_routes(repository)}
     outer = _pinned(repository, name, routes) if name in routes else (name,)
     if user := _user(repository, outer, routes):
         raise WrongUsage(f"cannot remove '{name}': {user}; fix: remove or change that first")
     if name not in routes:
-        return Parts(outer)
+        return RemovableModels(outer)
     inner = [model for model in _inner(repository, outer) if not _user(repository, (*outer, model), routes)]
     files = [f"{name}.route.json", f"{name}.route.history.jsonl"]
     there = tuple(file for file in files if (repository / file).exists())
-    return Parts(tuple(model for model in (*inner, *outer) if model in folders), there)
+    return RemovableModels(tuple(model for model in (*inner, *outer) if model in folders), there)
 
 
 def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[str, ...]:
@@ -96,7 +103,7 @@ def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[s
     return (*sorted((versions | called) - {pin.network for pin in ours}), name)
 
 
-def _is_version(pin: Pin, known: Pin) -> bool:
+def _is_version(pin: PinnedModel, known: PinnedModel) -> bool:
     """Return whether publishing makes this pinned model from a known one; others may run its network, too."""
     name = successor(known.model, known.network_version, pin.network_version)
     return pin.network == known.network and pin.model == name

@@ -66,10 +66,10 @@ class OperationEvent(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OperationJournal:
-    """The journal of a repository, locked; `append` adds a step to `steps`."""
+    """The journal of a repository, locked; `append` adds one to `events`."""
 
     folder: Path
-    steps: Journal[OperationEvent]
+    events: Journal[OperationEvent]
     append: Append[OperationEvent]
 
     def staging(self, operation: RepositoryOperation) -> Path:
@@ -94,7 +94,7 @@ class OperationJournal:
             OperationFailed: a step has an unknown format, or the last one is damaged, so that unfinished
                 work may be hidden.
         """
-        steps = self.steps.read()
+        steps = self.events.read()
         return steps[-1] if steps and steps[-1].event not in FINISHED else None
 
 
@@ -140,13 +140,13 @@ class StagedOperation(NamedTuple):
 class LockedRepository:
     """A repository whose journal and lock are held, and its workspace, which has no staging folder yet."""
 
-    log: OperationJournal
+    journal: OperationJournal
     workspace: Workspace
 
     def begin(self, kind: Kind, model: str, version: int) -> StagedOperation:
         """Write the start of an operation to the journal."""
         operation = RepositoryOperation(secrets.token_hex(8), kind, model, version, user_name(os.getuid()))
-        self.log.write("begin", operation)
+        self.journal.write("begin", operation)
         return self._staged(operation)
 
     @contextmanager
@@ -156,7 +156,7 @@ class LockedRepository:
         try:
             yield staged
         except BaseException as error:
-            self.log.write("undone", staged.operation, str(error))
+            self.journal.write("undone", staged.operation, str(error))
             raise
 
     def commit(self, staged: StagedOperation, actions: tuple[Action, ...]) -> None:
@@ -166,21 +166,21 @@ class LockedRepository:
             OperationFailed: an action failed, and all are undone; `NotReached`: the server has gone away.
         """
         operation, workspace = replace(staged.operation, actions=actions), staged.workspace
-        self.log.write("commit", operation)
+        self.journal.write("commit", operation)
         try:
             for action in actions:
                 action.do(workspace)
         except NotReached:
             raise
         except Exception as error:
-            self.log.write("undo", operation, str(error))
+            self.journal.write("undo", operation, str(error))
             workspace.report(f"failed, undoing all steps: {error}")
             self._undo(StagedOperation(operation, workspace), str(error))
             raise OperationFailed(f"'{operation}' failed and was undone: {error}") from error
         except KeyboardInterrupt:
             workspace.report(f"'{operation}' was interrupted; the next publish, add or retire finishes it")
             raise
-        self.log.write("done", operation)
+        self.journal.write("done", operation)
 
     def undo_earlier(self, kind: Kind, model: str, version: int, actions: tuple[Action, ...]) -> None:
         """Undo actions that an earlier operation has done.
@@ -191,28 +191,28 @@ class LockedRepository:
         """
         operation, workspace = self.begin(kind, model, version)
         operation = replace(operation, actions=actions)
-        self.log.write("undo", operation)
+        self.journal.write("undo", operation)
         self._undo(StagedOperation(operation, workspace))
 
     def recover(self) -> None:
         """Finish or undo the operation of a killed command; OperationFailed if neither is possible now."""
-        if not (step := self.log.unfinished()):
+        if not (step := self.journal.unfinished()):
             return
         operation, report = step.operation, self.workspace.report
         staged = self._staged(operation)
         report(f"recovery: '{operation}' of {step.time:%Y-%m-%d %H:%M:%S} UTC was not finished")
         try:
             if step.event == "begin":
-                self.log.write("undone", operation, "recovered")
+                self.journal.write("undone", operation, "recovered")
             elif step.event == "commit":
                 self.commit(staged, operation.actions)
             else:
                 self._undo(staged, step.note)
         except OperationFailed as error:
-            if self.log.unfinished():
+            if self.journal.unfinished():
                 raise
             report(str(error))
-        report(f"recovery: '{operation}' is {self.log.steps.read()[-1].event}")
+        report(f"recovery: '{operation}' is {self.journal.events.read()[-1].event}")
 
     def _undo(self, staged: StagedOperation, note: str = "") -> None:
         operation, workspace = staged
@@ -222,13 +222,13 @@ class LockedRepository:
         except VariantInUse as error:
             # Variants are removed first, so nothing is missing yet.
             if operation.kind == "retire":
-                self.log.write("undone", operation, str(error))
+                self.journal.write("undone", operation, str(error))
             raise
         # Retiring a version undoes its publication, and removing a model undoes its addition.
-        self.log.write("done" if operation.kind in FREEING else "undone", operation, note)
+        self.journal.write("done" if operation.kind in FREEING else "undone", operation, note)
 
     def _staged(self, operation: RepositoryOperation) -> StagedOperation:
-        staging = self.log.staging(operation)
+        staging = self.journal.staging(operation)
         staging.mkdir(exist_ok=True)
         return StagedOperation(operation, dataclasses.replace(self.workspace, staging=staging))
 
@@ -251,7 +251,7 @@ def locked_repository(
         )
     with opened_journal(repository) as log:
         locked = LockedRepository(log, Workspace(repository, log.folder, record, report))
-        if note := log.steps.note_on_damage():
+        if note := log.events.note_on_damage():
             report(note)
         locked.recover()
         yield locked

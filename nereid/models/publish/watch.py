@@ -20,7 +20,7 @@ from nereid.models.publish.examination import ExaminationFailed, ExaminationLimi
 from nereid.models.publish.network import PublishedNetwork, find_network
 from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import RolloutActive
-from nereid.models.routes.target import check_repository
+from nereid.models.routes.location import check_repository
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.onnx_file import network_path
 from nereid.server.run_dir import ServerRecord

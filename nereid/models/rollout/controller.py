@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nereid.backends.routing import route_file
-from nereid.backends.routing.assignment import Route, Shadow, Table, Variant, shares, with_default
+from nereid.backends.routing.assignment import LoadedRoute, Route, Shadow, Variant, shares, with_default
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.rollout.judge import Outcome, Verdict
 from nereid.models.rollout.measurement import Measurement, MetricsSnapshot
@@ -38,7 +38,7 @@ from nereid.models.routes.change import (
     plan,
     served_status,
 )
-from nereid.models.routes.target import RouteFile, RouteLocation, present_table, read_state
+from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, load_present_route, read_state
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -89,13 +89,13 @@ class ControlGone(OperationFailed):
     """The route no longer has a control that could take over the candidate's traffic."""
 
 
-def find_pair(table: Table, candidate: str, control: str = "") -> Pair:
+def find_pair(loaded: LoadedRoute, candidate: str, control: str = "") -> Pair:
     """Return the candidate and its control: the only other variant with traffic, or the given one.
 
     Raises:
         WrongUsage: the candidate does not exist, or none or several of the other variants have traffic.
     """
-    variants = table.route.variants
+    variants = loaded.route.variants
     known = ", ".join(variant.name for variant in variants)
     if candidate not in (variant.name for variant in variants):
         raise WrongUsage(f"unknown candidate '{candidate}': expected a variant of the route, {known}")
@@ -112,7 +112,7 @@ def find_pair(table: Table, candidate: str, control: str = "") -> Pair:
     shadow = f"rollout-{candidate}"[:64]
     if shadow in (variant.name for variant in variants):
         raise WrongUsage(f"expected no variant '{shadow}', the name of the rollout's shadow; fix: rename it")
-    versions = table.network_versions
+    versions = loaded.network_versions
     return Pair((candidate, versions[candidate]), (others[0], versions[others[0]]), shadow)
 
 
@@ -134,7 +134,7 @@ def propose_step(rollout: Rollout) -> Propose:
     share, plan = rollout.share, rollout.plan
     is_shadow = plan.steps[rollout.step] == SHADOW
 
-    def propose(present: RouteFile) -> Proposal:
+    def propose(present: RouteFileSnapshot) -> Proposal:
         route = present.route()
         target = _variant(route, plan.candidate)
         shadow = Shadow(
@@ -149,7 +149,7 @@ def propose_step(rollout: Rollout) -> Propose:
 def propose_withdrawal(rollout: Rollout) -> Propose:
     """Propose the current route without traffic for the candidate."""
 
-    def propose(present: RouteFile) -> Proposal:
+    def propose(present: RouteFileSnapshot) -> Proposal:
         note = f"rollout of {rollout.plan.candidate}: {rollout.result}"
         route, control = present.route(), rollout.pair.control[0]
         if control not in (variant.name for variant in route.variants):
@@ -252,13 +252,13 @@ class Controller:
         except (OperationFailed, InvalidConfig) as error:
             self._refused(rollout, server, str(error))
         else:
-            table = planned.table if planned.is_needed else planned.present
-            self._write(rollout, "begin", sha256=table.sha256)
+            loaded = planned.loaded if planned.is_needed else planned.present
+            self._write(rollout, "begin", sha256=loaded.sha256)
 
-    def _announce(self, rollout: Rollout, present: RouteFile) -> bool:
+    def _announce(self, rollout: Rollout, present: RouteFileSnapshot) -> bool:
         """Write a route change to the journal after its hook; return whether the change may happen."""
-        table = present_table(self._location, present)
-        pair = find_pair(table, rollout.plan.candidate, rollout.pair.control[0])
+        loaded = load_present_route(self._location, present)
+        pair = find_pair(loaded, rollout.plan.candidate, rollout.pair.control[0])
         if pair != rollout.pair:
             expected, got = (
                 f"version {one.candidate[1]} against {one.control[1]}" for one in (rollout.pair, pair)
@@ -277,7 +277,7 @@ class Controller:
         """Return a proposal for the route file `allowed`, or for one that already has the step's weights."""
         proposed = propose_step(rollout)
 
-        def propose(present: RouteFile) -> Proposal:
+        def propose(present: RouteFileSnapshot) -> Proposal:
             now = self.journals.read(rollout.number)
             if now is None or (now.phase, now.step) != (rollout.phase, rollout.step):
                 raise _Overtaken("a command has changed the rollout")
@@ -379,7 +379,7 @@ class Controller:
         limit = read_state(self._location).route().shadow_max_in_flight
         return [f"a shadow runs only while fewer than {limit} requests are in flight (shadow_max_in_flight)"]
 
-    def _pause_for_edit(self, rollout: Rollout, present: RouteFile) -> None:
+    def _pause_for_edit(self, rollout: Rollout, present: RouteFileSnapshot) -> None:
         step = next((entry.parsed() for entry in present.entries if entry.sha256 == rollout.sha256), None)
         try:
             found = differences(step, present.route()) if step else []

@@ -49,7 +49,7 @@ class Tally:
 NONE = Tally(0, 0)
 
 
-class Evidence:
+class BettingTest:
     """Capital of bets against one hypothesis about the rates of a candidate and its control.
 
     With `is_in_blocks`, each block, that is, each call of `add`, is one bet on the difference of the rates.
@@ -90,7 +90,7 @@ class Evidence:
         top = max(self._logs)
         return top + math.log(sum(math.exp(log - top) for log in self._logs) / len(self._logs))
 
-    def is_enough(self, risk: float) -> bool:
+    def rejects(self, risk: float) -> bool:
         """Return whether the hypothesis is rejected; `risk` is the probability of a wrong rejection."""
         return self.log_capital >= -math.log(risk)
 
@@ -184,14 +184,14 @@ class Verdict:
 class EventLimit:
     """A limit for one kind of event.
 
-    `limit` bounds the candidate's rate by itself, `increase` its difference from the control's rate. Without
-    `increase` the event has no control, such as a disagreement of a shadow with the response. A difference
-    below `tolerated` is never a reason to roll back, however many requests show it. With `is_in_blocks`, the
-    events of one poll are not independent, for example slow requests.
+    `max_rate` bounds the candidate's rate by itself, `increase` its difference from the control's rate.
+    Without `increase` the event has no control, such as a disagreement of a shadow with the response. A
+    difference below `tolerated` is never a reason to roll back, however many requests show it. With
+    `is_in_blocks`, the events of one poll are not independent, for example slow requests.
     """
 
     event: str
-    limit: float
+    max_rate: float
     increase: float | None = None
     tolerated: float = 0.0
     is_in_blocks: bool = False
@@ -202,7 +202,7 @@ class StepLimits:
     """The limits that a candidate must keep.
 
     `risk` is the probability that a step rolls back a candidate that is as good as its control; `miss_risk`
-    is the probability that it passes one that is worse by an objective's `increase`.
+    is the probability that it passes one that is worse by an limit's `increase`.
     """
 
     events: tuple[EventLimit, ...]
@@ -226,54 +226,54 @@ class PairCounts:
 
 
 @dataclass(slots=True)
-class Sums:
+class EventTests:
     """All counts of a step for one event, and the evidence from them."""
 
-    objective: EventLimit
-    over: Evidence | None
-    worse: Evidence | None
-    not_worse: Evidence
+    limit: EventLimit
+    exceeds_limit: BettingTest | None
+    inferiority: BettingTest | None
+    non_inferiority: BettingTest
     candidate: Tally = NONE
     control: Tally = NONE
 
     def add(self, candidate: Tally, control: Tally) -> None:
         """Add the counts of a poll."""
-        compared = None if self.objective.increase is None else control
-        if self.over:
-            self.over.add(candidate, None)
-        if self.worse:
-            self.worse.add(candidate, control)
-        self.not_worse.add(candidate, compared)
+        compared = None if self.limit.increase is None else control
+        if self.exceeds_limit:
+            self.exceeds_limit.add(candidate, None)
+        if self.inferiority:
+            self.inferiority.add(candidate, control)
+        self.non_inferiority.add(candidate, compared)
         self.candidate += candidate
         self.control += control
 
     @property
     def tests(self) -> int:
         """The number of tests that can fail the candidate."""
-        return (self.over is not None) + (self.worse is not None)
+        return (self.exceeds_limit is not None) + (self.inferiority is not None)
 
     def failures(self, risk: float) -> list[str]:
         """Return why the candidate fails; `risk` is each test's."""
         found = []
-        if self.over and self.over.is_enough(risk):
-            found.append(f"{self}: over the limit of {self.objective.limit:.2%}")
-        if self.worse and self.worse.is_enough(risk):
+        if self.exceeds_limit and self.exceeds_limit.rejects(risk):
+            found.append(f"{self}: over the limit of {self.limit.max_rate:.2%}")
+        if self.inferiority and self.inferiority.rejects(risk):
             found.append(f"{self}: worse than the control")
         return found
 
     def needed(self, share: float, risk: float) -> str:
         """Describe roughly how many requests the decision needs at the control's current rate."""
-        if self.objective.increase is None:
+        if self.limit.increase is None:
             return ""
-        if self.objective.is_in_blocks:
-            return f", about {polls_needed(self.objective, risk):,} polls needed"
-        total = requests_needed(self.objective, share, round(self.control.rate, 3), risk)
+        if self.limit.is_in_blocks:
+            return f", about {polls_needed(self.limit, risk):,} polls needed"
+        total = requests_needed(self.limit, share, round(self.control.rate, 3), risk)
         return f", about {math.ceil(total * share):,} needed"
 
     def __str__(self) -> str:
         if not self.candidate.requests:
-            return f"{self.objective.event}: no requests"
-        text = f"{self.objective.event} {_percent(self.candidate)} of {self.candidate.requests:,}"
+            return f"{self.limit.event}: no requests"
+        text = f"{self.limit.event} {_percent(self.candidate)} of {self.candidate.requests:,}"
         if self.control.requests:
             text += f" against {_percent(self.control)} of {self.control.requests:,}"
         return text
@@ -289,22 +289,22 @@ class StepJudge:
         bounds: upper bounds of the latency buckets in seconds, without the last.
     """
 
-    objectives: StepLimits
+    limits: StepLimits
     share: float
     bounds: Sequence[float]
-    _sums: list[Sums] = field(init=False)
+    _tests: list[EventTests] = field(init=False)
     _latencies: tuple[list[int], list[int]] = field(init=False)
     _drawn: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sums = [_begin(objective) for objective in self.objectives.events]
+        self._tests = [_begin(limit) for limit in self.limits.events]
         size = len(self.bounds) + 1
         self._latencies, self._drawn = ([0] * size, [0] * size), [0, 0]
 
     def add(self, counts: PairCounts) -> None:
         """Add the counts of a poll."""
-        for sums in self._sums:
-            sums.add(*counts.events[sums.objective.event])
+        for sums in self._tests:
+            sums.add(*counts.events[sums.limit.event])
         for total, new in zip(
             (*self._latencies, self._drawn), (*counts.latencies, counts.drawn), strict=True
         ):
@@ -312,13 +312,13 @@ class StepJudge:
 
     def total(self) -> PairCounts:
         """Return all counts so far as one poll."""
-        events = {sums.objective.event: (sums.candidate, sums.control) for sums in self._sums}
+        events = {sums.limit.event: (sums.candidate, sums.control) for sums in self._tests}
         ours, theirs = self._latencies
         return PairCounts(events, (tuple(ours), tuple(theirs)), (self._drawn[0], self._drawn[1]))
 
     def verdict(self, is_over: bool) -> Verdict:
         """Judge all counts so far; with `is_over`, the step's time is up."""
-        failed = [reason for sums in self._sums for reason in sums.failures(self._risk())]
+        failed = [reason for sums in self._tests for reason in sums.failures(self._risk())]
         if failed:
             return Verdict(Outcome.FAIL, tuple(failed))
         waits = self._waits()
@@ -328,19 +328,19 @@ class StepJudge:
 
     def _risk(self) -> float:
         """Return each test's part of the risk; the latency test is one more."""
-        return self.objectives.risk / (1 + sum(sums.tests for sums in self._sums))
+        return self.limits.risk / (1 + sum(sums.tests for sums in self._tests))
 
     def _waits(self) -> list[str]:
-        few = min((sums.candidate.requests for sums in self._sums), default=0)
-        if few < self.objectives.min_requests:
-            return [f"{few:,} of at least {self.objectives.min_requests:,} requests of the candidate"]
+        few = min((sums.candidate.requests for sums in self._tests), default=0)
+        if few < self.limits.min_requests:
+            return [f"{few:,} of at least {self.limits.min_requests:,} requests of the candidate"]
         if self.share == 1:
             return []
-        missed = self.objectives.miss_risk
+        missed = self.limits.miss_risk
         return [
             f"{sums}{sums.needed(self.share, missed)}, no decision yet"
-            for sums in self._sums
-            if not sums.not_worse.is_enough(missed)
+            for sums in self._tests
+            if not sums.non_inferiority.rejects(missed)
         ]
 
     def _gate(self) -> Verdict:
@@ -352,9 +352,9 @@ class StepJudge:
         latencies = [_without_lag(counts) for counts in self._latencies]
         ours, theirs = (median(self.bounds, counts) for counts in latencies)
         ratio = ours / theirs
-        if ratio > self.objectives.max_latency_ratio and slower_p_value(*latencies) < self._risk():
+        if ratio > self.limits.max_latency_ratio and slower_p_value(*latencies) < self._risk():
             return Verdict(Outcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
-        return Verdict(Outcome.PASS, tuple(str(sums) for sums in self._sums))
+        return Verdict(Outcome.PASS, tuple(str(sums) for sums in self._tests))
 
 
 def median(bounds: Sequence[float], counts: Sequence[int]) -> float:
@@ -366,14 +366,14 @@ def _without_lag(counts: Sequence[int]) -> list[int]:
     return [int(count) for count in without_lag(dict(enumerate(counts))).values()]
 
 
-def _begin(objective: EventLimit) -> Sums:
-    over = Evidence(objective.limit, against_smaller=True) if objective.limit < 1 else None
-    if objective.increase is None:
-        return Sums(objective, over, None, Evidence(objective.limit, against_smaller=False))
-    is_in_blocks = objective.is_in_blocks
-    worse = Evidence(objective.tolerated, against_smaller=True, is_in_blocks=is_in_blocks)
-    not_worse = Evidence(objective.increase, against_smaller=False, is_in_blocks=is_in_blocks)
-    return Sums(objective, over, worse, not_worse)
+def _begin(limit: EventLimit) -> EventTests:
+    exceeds_limit = BettingTest(limit.max_rate, against_smaller=True) if limit.max_rate < 1 else None
+    if limit.increase is None:
+        return EventTests(limit, exceeds_limit, None, BettingTest(limit.max_rate, against_smaller=False))
+    is_in_blocks = limit.is_in_blocks
+    inferiority = BettingTest(limit.tolerated, against_smaller=True, is_in_blocks=is_in_blocks)
+    non_inferiority = BettingTest(limit.increase, against_smaller=False, is_in_blocks=is_in_blocks)
+    return EventTests(limit, exceeds_limit, inferiority, non_inferiority)
 
 
 def _percent(tally: Tally) -> str:
@@ -381,9 +381,9 @@ def _percent(tally: Tally) -> str:
 
 
 @cache
-def requests_needed(objective: EventLimit, share: float, rate: float, risk: float) -> int:
+def requests_needed(limit: EventLimit, share: float, rate: float, risk: float) -> int:
     """Return roughly how many requests to both together show that an equal candidate is not worse."""
-    increase = objective.increase or objective.limit
+    increase = limit.increase or limit.max_rate
     low, high = 1.0, 1.0
     while high < MAX_NEEDED and not _shows(high, share, rate, risk, increase):
         low, high = high, 2 * high
@@ -394,19 +394,19 @@ def requests_needed(objective: EventLimit, share: float, rate: float, risk: floa
 
 
 @cache
-def polls_needed(objective: EventLimit, risk: float) -> int:
+def polls_needed(limit: EventLimit, risk: float) -> int:
     """Return how many polls show that an equal candidate is not worse, for events in phases."""
-    evidence = Evidence(objective.increase or objective.limit, against_smaller=False, is_in_blocks=True)
+    evidence = BettingTest(limit.increase or limit.max_rate, against_smaller=False, is_in_blocks=True)
     for count in range(1, MAX_POLLS):
         evidence.add(Tally(1, 0), Tally(1, 0))
-        if evidence.is_enough(risk):
+        if evidence.rejects(risk):
             return count
     return MAX_POLLS
 
 
 def _shows(total: float, share: float, rate: float, risk: float, increase: float) -> bool:
-    evidence = Evidence(increase, against_smaller=False)
+    evidence = BettingTest(increase, against_smaller=False)
     candidate = max(1, round(total * share))
     control = max(0, round(total * (1 - share)))
     evidence.add(Tally(candidate, round(candidate * rate)), Tally(control, round(control * rate)))
-    return evidence.is_enough(risk)
+    return evidence.rejects(risk)

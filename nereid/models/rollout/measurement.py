@@ -10,7 +10,7 @@ from nereid.models.rollout import judge
 from nereid.models.rollout.judge import EventLimit, Outcome, PairCounts, StepLimits, Tally, Verdict
 from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.change import Served, read_metrics, read_page
+from nereid.models.routes.change import ServedRouteStatus, read_metrics, read_page
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -100,7 +100,7 @@ class MetricsSnapshot:
 
     pid: int
     metrics: Snapshot
-    served: Served
+    served: ServedRouteStatus
 
     @classmethod
     def read(cls, record: ServerRecord, route: str) -> "MetricsSnapshot":
@@ -120,7 +120,7 @@ class Measurement:
     def __init__(self, rollout: Rollout, now_s: float, open_s: float) -> None:
         self.rollout, self.elapsed_s, self._open_s = rollout, rollout.elapsed_s, open_s
         self._began_s = self._last_s = now_s
-        self.judge = judge.StepJudge(objectives(rollout), rollout.share, BOUNDS)
+        self.judge = judge.StepJudge(step_limits(rollout), rollout.share, BOUNDS)
         if rollout.look:
             self.judge.add(rollout.look)
         self._page: MetricsSnapshot | None = None
@@ -190,7 +190,7 @@ class Measurement:
         return share == 1 or drawn_of_control * share / (1 - share) >= TRIAL_REQUESTS
 
 
-def objectives(rollout: Rollout) -> StepLimits:
+def step_limits(rollout: Rollout) -> StepLimits:
     """Return the limits that the candidate must keep in a step."""
     plan = rollout.plan
     if plan.steps[rollout.step] == SHADOW:

@@ -18,7 +18,7 @@ from nereid.base.errors import OperationFailed, WrongUsage, no_server
 from nereid.base.metrics_page import Snapshot
 from nereid.models.rollout import judge, measurement
 from nereid.models.rollout.controller import POLL_S, Controller, FindServer, find_pair, first_step
-from nereid.models.rollout.measurement import ERROR, objectives
+from nereid.models.rollout.measurement import ERROR, step_limits
 from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair, RolloutPlan
 from nereid.models.rollout.rollout_journal import (
     Phase,
@@ -28,7 +28,7 @@ from nereid.models.rollout.rollout_journal import (
     folder_of,
 )
 from nereid.models.routes.change import read_page
-from nereid.models.routes.target import RouteLocation, present_table, read_state
+from nereid.models.routes.location import RouteLocation, load_present_route, read_state
 from nereid.server.run_dir import ServerRecord
 
 Order = Literal["pause", "resume", "promote", "abort"]
@@ -68,8 +68,8 @@ def start(
         OperationFailed: another rollout of the repository is active, or no server responds.
     """
     check_none_active(location.repository, f"start a rollout of '{plan.candidate}'")
-    table = present_table(location, read_state(location))
-    pair, first = find_pair(table, plan.candidate), first_step(table.route, plan)
+    loaded = load_present_route(location, read_state(location))
+    pair, first = find_pair(loaded, plan.candidate), first_step(loaded.route, plan)
     slow_s = _slow_s(plan, _page(location, record), pair)
     logs = RolloutJournals.of(location)
     number = max(logs.numbers(), default=0) + 1
@@ -145,8 +145,8 @@ def forecast(
         WrongUsage: the candidate or the route does not fit.
         OperationFailed: no server responds.
     """
-    table = present_table(location, read_state(location))
-    pair, first = find_pair(table, plan.candidate), first_step(table.route, plan)
+    loaded = load_present_route(location, read_state(location))
+    pair, first = find_pair(loaded, plan.candidate), first_step(loaded.route, plan)
     before = _page(location, record)
     time.sleep(seconds)
     after = _page(location, record)
@@ -164,16 +164,14 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
     plan, share = rollout.plan, rollout.share
     part = plan.shadow_percent / 100 if plan.steps[number] == SHADOW else share
     needed, least_s = {"min_requests": plan.min_requests / part}, plan.hold_s
-    for objective in objectives(rollout).events if share < 1 else ():
-        if objective.is_in_blocks:
-            least_s = max(least_s, judge.polls_needed(objective, 1 - plan.power) * POLL_S)
-        elif objective.increase is not None:
-            needed[objective.event] = judge.requests_needed(objective, share, error_rate, 1 - plan.power)
+    for limit in step_limits(rollout).events if share < 1 else ():
+        if limit.is_in_blocks:
+            least_s = max(least_s, judge.polls_needed(limit, 1 - plan.power) * POLL_S)
+        elif limit.increase is not None:
+            needed[limit.event] = judge.requests_needed(limit, share, error_rate, 1 - plan.power)
         else:
             # Without events, each request multiplies the evidence by at most 1 / (1 - limit).
-            needed[objective.event] = (
-                math.log(10 / (1 - plan.power)) / -math.log1p(-0.9 * objective.limit) / part
-            )
+            needed[limit.event] = math.log(10 / (1 - plan.power)) / -math.log1p(-0.9 * limit.max_rate) / part
     what, requests = max(needed.items(), key=lambda pair: pair[1])
     seconds = max(least_s, requests / rate) if rate else math.inf
     return Forecast(rollout.step_name, math.ceil(requests), seconds, what)

@@ -20,7 +20,7 @@ from nereid.base.errors import OperationFailed
 from nereid.base.journal import Append, Journal, user_name
 from nereid.models.rollout.judge import PairCounts
 from nereid.models.rollout.plan import SHADOW, Pair, RolloutPlan
-from nereid.models.routes.target import RouteLocation
+from nereid.models.routes.location import RouteLocation
 
 # `stepping`: the weights of the step are not confirmed yet; `withdrawing`: the candidate loses its traffic.
 Phase = Literal["stepping", "measuring", "paused", "withdrawing", "ended"]

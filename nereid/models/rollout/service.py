@@ -11,7 +11,7 @@ from nereid.base.metrics_page import Labels, render
 from nereid.models.rollout.controller import POLL_S, Controller, FindServer
 from nereid.models.rollout.orders import LOCK
 from nereid.models.rollout.rollout_journal import Rollout, active_rollouts, folder_of, routes_of
-from nereid.models.routes.target import find_route
+from nereid.models.routes.location import find_route
 
 # A second controller tries to take the lock at this interval.
 TAKE_OVER_S, TRY_S = 2.0, 0.1

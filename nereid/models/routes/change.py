@@ -18,9 +18,9 @@ from msgspec.structs import fields, replace
 
 from nereid.backends.routing import route_file
 from nereid.backends.routing.assignment import (
+    LoadedRoute,
     Route,
     Shadow,
-    Table,
     Variant,
     assign,
     format_route,
@@ -31,7 +31,7 @@ from nereid.base import files, metrics_page
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage, no_server
 from nereid.base.journal import Append
 from nereid.base.metrics_page import Snapshot
-from nereid.models.routes.target import RouteChange, RouteFile, RouteLocation, describe, read_state
+from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation, describe, read_state
 from nereid.server.control import RESPONSE_S, Control, NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -45,7 +45,7 @@ MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRouteStatus:
     """The SHA-256 of the route files in use (one if all instances agree), and the states of the breakers.
 
     `breakers` contains the variants that received requests, by variant and version of the network. If
@@ -76,12 +76,14 @@ class RunningServer:
         """Return whether a version of a model accepts requests."""
         return self._control.is_ready(model, version)
 
-    def served(self, route: str) -> Served:
+    def served(self, route: str) -> ServedRouteStatus:
         """Return the route files and breakers that the server uses for a route."""
         return read_metrics(read_page(self._record, route, self._timeout_s), route)
 
 
-def served_status(server: RunningServer | None, route: str, sha256: str) -> tuple[str, Served | None]:
+def served_status(
+    server: RunningServer | None, route: str, sha256: str
+) -> tuple[str, ServedRouteStatus | None]:
     """Return whether the server uses the route file with this SHA-256, and the details it reports.
 
     The status is `SERVED`, or a phrase that says why not.
@@ -113,7 +115,7 @@ def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -
     return Snapshot.parse(page, (ROUTE_PREFIX,), {"route": route})
 
 
-def read_metrics(page: Snapshot, route: str) -> Served:
+def read_metrics(page: Snapshot, route: str) -> ServedRouteStatus:
     """Return what a metrics page says about one route."""
     labels = {"route": route}
     served: dict[str, tuple[float, str]] = {}
@@ -128,7 +130,7 @@ def read_metrics(page: Snapshot, route: str) -> Served:
     for (variant, version, _), state in instances.items():
         states[variant, version] = max(int(state), states.get((variant, version), 0))
     breakers = {variant: BREAKER_STATES.get(state, str(state)) for variant, state in states.items()}
-    return Served(frozenset(sha256 for _, sha256 in served.values()), breakers)
+    return ServedRouteStatus(frozenset(sha256 for _, sha256 in served.values()), breakers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class Proposal:
     note: str
 
 
-Propose = Callable[[RouteFile], Proposal]
+Propose = Callable[[RouteFileSnapshot], Proposal]
 
 
 class Superseded(OperationFailed):
@@ -208,16 +210,16 @@ class Superseded(OperationFailed):
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """A checked change from the current state to the new route, which is served as `table`."""
+    """A checked change from the current state to the new route, which is served as `loaded`."""
 
-    present: RouteFile
-    table: Table
+    present: RouteFileSnapshot
+    loaded: LoadedRoute
     note: str
 
     @property
     def route(self) -> Route:
         """Return the new route, with its generation."""
-        return self.table.route
+        return self.loaded.route
 
     @property
     def is_needed(self) -> bool:
@@ -246,7 +248,7 @@ def read_weights(words: list[str]) -> dict[str, float]:
 def propose_weights(weights: Mapping[str, float]) -> Propose:
     """Propose the current route with new weights."""
 
-    def propose(present: RouteFile) -> Proposal:
+    def propose(present: RouteFileSnapshot) -> Proposal:
         route = present.route()
         known = [variant.name for variant in route.variants]
         if unknown := [name for name in weights if name not in known]:
@@ -262,7 +264,7 @@ def propose_weights(weights: Mapping[str, float]) -> Propose:
 def with_fallbacks(names: Sequence[str]) -> Propose:
     """Propose the current route with these variants as its fallbacks, in this order."""
 
-    def propose(present: RouteFile) -> Proposal:
+    def propose(present: RouteFileSnapshot) -> Proposal:
         document = msgspec.to_builtins(present.route()) | {"fallbacks": names}
         try:
             return Proposal(parse_route(msgspec.json.encode(document)), "set fallbacks")
@@ -275,7 +277,7 @@ def with_fallbacks(names: Sequence[str]) -> Propose:
 def propose_content(text: bytes, source: str) -> Propose:
     """Propose the route in `text`, which was read from `source`."""
 
-    def propose(present: RouteFile) -> Proposal:
+    def propose(present: RouteFileSnapshot) -> Proposal:
         try:
             return Proposal(parse_route(text), "set from file")
         except InvalidConfig as error:
@@ -291,7 +293,7 @@ def propose_revert(generation: int | None) -> Propose:
     that was edited by hand keeps its number.
     """
 
-    def propose(present: RouteFile) -> Proposal:
+    def propose(present: RouteFileSnapshot) -> Proposal:
         found = _former(present, generation)
         different = [pair for pair in found if present.differs_from(pair[1])]
         if not found or (generation is None and not different):
@@ -302,17 +304,17 @@ def propose_revert(generation: int | None) -> Propose:
     return propose
 
 
-def previous(present: RouteFile) -> Route | None:
+def previous(present: RouteFileSnapshot) -> Route | None:
     """Return the newest route of the history that differs from the file's, apart from the generation."""
     return next((route for _, route in _former(present, None) if present.differs_from(route)), None)
 
 
-def _former(present: RouteFile, generation: int | None) -> list[tuple[RouteChange, Route]]:
+def _former(present: RouteFileSnapshot, generation: int | None) -> list[tuple[RouteChange, Route]]:
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
 
 
-def _nothing_to_revert_to(present: RouteFile, generation: int | None) -> str:
+def _nothing_to_revert_to(present: RouteFileSnapshot, generation: int | None) -> str:
     if generation is None:
         return f"cannot revert '{present.path}': its history has no other route"
     known = sorted({entry.generation for entry, _ in _former(present, None)})
@@ -320,7 +322,7 @@ def _nothing_to_revert_to(present: RouteFile, generation: int | None) -> str:
     return f"cannot revert: the history has no generation {generation}, it has: {generations}"
 
 
-def plan(target: RouteLocation, propose: Propose) -> PlannedChange:
+def plan(location: RouteLocation, propose: Propose) -> PlannedChange:
     """Check a change without a server, and without writing anything.
 
     Raises:
@@ -328,16 +330,16 @@ def plan(target: RouteLocation, propose: Propose) -> PlannedChange:
         OperationFailed, InvalidConfig: the new route is invalid, or names models that do not exist.
         OSError: the file or its history cannot be read.
     """
-    present = read_state(target)
+    present = read_state(location)
     proposal = propose(present)
     # The highest of all, because a file copied by hand may have any number.
     generation = max((entry.generation for entry in present.all_entries), default=0) + 1
     text = format_route(replace(proposal.route, generation=generation))
-    return PlannedChange(present, route_file.read_table(target.config, text), proposal.note)
+    return PlannedChange(present, route_file.load_route(location.config, text), proposal.note)
 
 
 def change(
-    target: RouteLocation,
+    location: RouteLocation,
     propose: Propose,
     server: RunningServer | None,
     is_offline: bool = False,
@@ -354,25 +356,25 @@ def change(
             does not use the route.
         OSError: a file cannot be read or written.
     """
-    if not (planned := plan(target, propose)).is_needed:
-        return _nothing_to_change(target, planned.present, server)
+    if not (planned := plan(location, propose)).is_needed:
+        return _nothing_to_change(location, planned.present, server)
     if server is None and not is_offline:
-        raise no_server(target.repository, ", or write the route with --offline")
-    with target.history.locked() as append:
+        raise no_server(location.repository, ", or write the route with --offline")
+    with location.history.locked() as append:
         # Again under the lock, as another command may have changed the route.
-        if not (planned := plan(target, propose)).is_needed:
-            return _nothing_to_change(target, planned.present, server)
+        if not (planned := plan(location, propose)).is_needed:
+            return _nothing_to_change(location, planned.present, server)
         if server:
             route_file.check_ready(planned.route, server.is_ready)
-        _write(target, planned, append)
-    summary = f"{target.name}: {describe(planned.route)}"
+        _write(location, planned, append)
+    summary = f"{location.name}: {describe(planned.route)}"
     if server is None:
         return f"{summary}, written without a server"
-    return f"{summary}, served after {_wait_served(target, planned.table, server, wait_s):.1f} s"
+    return f"{summary}, served after {_wait_served(location, planned.loaded, server, wait_s):.1f} s"
 
 
 def change_with_retry(
-    target: RouteLocation, propose: Propose, server: RunningServer | None, wait_s: float = SERVED_S
+    location: RouteLocation, propose: Propose, server: RunningServer | None, wait_s: float = SERVED_S
 ) -> str:
     """Change a route, and try again if another change follows before the server uses this one.
 
@@ -380,42 +382,45 @@ def change_with_retry(
     """
     for _ in range(MAX_ATTEMPTS - 1):
         with contextlib.suppress(Superseded):
-            return change(target, propose, server, is_offline=True, wait_s=wait_s)
-    return change(target, propose, server, is_offline=True, wait_s=wait_s)
+            return change(location, propose, server, is_offline=True, wait_s=wait_s)
+    return change(location, propose, server, is_offline=True, wait_s=wait_s)
 
 
-def _nothing_to_change(target: RouteLocation, present: RouteFile, server: RunningServer | None) -> str:
-    status = f", {served_status(server, target.name, present.sha256)[0]}" if server else ""
-    return f"{target.name}: nothing to change, {describe(present.route())}{status}"
+def _nothing_to_change(
+    location: RouteLocation, present: RouteFileSnapshot, server: RunningServer | None
+) -> str:
+    status = f", {served_status(server, location.name, present.sha256)[0]}" if server else ""
+    return f"{location.name}: nothing to change, {describe(present.route())}{status}"
 
 
-def _write(target: RouteLocation, planned: PlannedChange, append: Append[RouteChange]) -> None:
+def _write(location: RouteLocation, planned: PlannedChange, append: Append[RouteChange]) -> None:
     if planned.present.unrecorded:
         append(planned.present.unrecorded)
     text = format_route(planned.route)
-    files.replace(target.path, text)
+    files.replace(location.path, text)
     try:
         append(RouteChange.of(text, planned.note, planned.route.generation, datetime.now(UTC), os.getuid()))
     except OSError as error:
-        raise OperationFailed(f"wrote '{target.path}', but not its history: {error.strerror}") from None
+        raise OperationFailed(f"wrote '{location.path}', but not its history: {error.strerror}") from None
 
 
-def _wait_served(target: RouteLocation, table: Table, server: RunningServer, wait_s: float) -> float:
+def _wait_served(location: RouteLocation, loaded: LoadedRoute, server: RunningServer, wait_s: float) -> float:
     begin = time.monotonic()
     while True:
-        status, _ = served_status(server, target.name, table.sha256)
+        status, _ = served_status(server, location.name, loaded.sha256)
         passed_s = time.monotonic() - begin
         if status == SERVED:
             return passed_s
-        if read_state(target).sha256 != table.sha256:
+        if read_state(location).sha256 != loaded.sha256:
             raise Superseded(
-                f"wrote generation {table.route.generation} of '{target.path}', but another change followed"
+                f"wrote generation {loaded.route.generation} of '{location.path}', "
+                "but another change followed"
             )
         if passed_s > wait_s:
             break
         time.sleep(POLL_S)
-    generation = table.route.generation
+    generation = loaded.route.generation
     raise OperationFailed(
-        f"wrote generation {generation} of '{target.path}', but after {wait_s:g} s it is {status}; "
+        f"wrote generation {generation} of '{location.path}', but after {wait_s:g} s it is {status}; "
         "fix: see the reason in the server's log"
     )

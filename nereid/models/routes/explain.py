@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from nereid.backends.routing.assignment import (
     ANSWER,
     FORCED,
+    LoadedRoute,
     Route,
-    Table,
     Variant,
     VariantChoice,
     choose,
+    hash_to_unit_interval,
     is_mirrored,
     lower,
     score,
     shares,
-    unit_of,
 )
 from nereid.base.contract import ROUTE_HEADERS, ROUTE_KEY_HEADER
-from nereid.models.routes.target import percent
+from nereid.models.routes.location import percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +54,25 @@ class Explanation:
     fallbacks: tuple[str, ...] = ()
 
 
-def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
+def explain(loaded: LoadedRoute, parameters: Mapping[str, str]) -> Explanation:
     """Explain the variant for a request with these parameters or headers.
 
     Raises:
         InvalidRequest: the request names a variant or version that the route does not have.
     """
-    choice = choose(table, parameters, unit=0.0)
+    choice = choose(loaded, parameters, draw=0.0)
     is_chance = choice.reason == "weight"
     key = lower(parameters).get(ROUTE_KEY_HEADER, "")
-    given = shares(table.route)
+    given = shares(loaded.route)
     return Explanation(
         variant="" if is_chance else choice.variant.name,
         reason=choice.reason,
-        why=_why(table, choice, key),
+        why=_why(loaded, choice, key),
         shares=given if is_chance else {},
-        candidates=_candidates(table.route, key) if choice.reason == "route-key" else (),
-        mirrored=_mirrored(table.route, None if is_chance else choice.variant, key),
+        candidates=_candidates(loaded.route, key) if choice.reason == "route-key" else (),
+        mirrored=_mirrored(loaded.route, None if is_chance else choice.variant, key),
         ignored=tuple(name for name in parameters if not re.fullmatch(ROUTE_HEADERS, name)),
-        fallbacks=_fallbacks(table.route, choice),
+        fallbacks=_fallbacks(loaded.route, choice),
     )
 
 
@@ -89,12 +89,12 @@ def _fallbacks(route: Route, choice: VariantChoice) -> tuple[str, ...]:
     return (*names, *([ANSWER] if route.answer else []))
 
 
-def _why(table: Table, choice: VariantChoice, key: str) -> str:
-    name, version = choice.variant.name, table.network_versions[choice.variant.name]
+def _why(loaded: LoadedRoute, choice: VariantChoice, key: str) -> str:
+    name, version = choice.variant.name, loaded.network_versions[choice.variant.name]
     rules = " and ".join(
         f"{header} is one of {', '.join(values)}" for header, values in choice.variant.headers.items()
     )
-    given = ", ".join(f"{name} {percent(share)}" for name, share in shares(table.route).items())
+    given = ", ".join(f"{name} {percent(share)}" for name, share in shares(loaded.route).items())
     return {
         "variant": f"{name} serves because the request names variant '{name}'.",
         "version": f"{name} serves because it is the first variant whose network has version {version}.",
@@ -108,7 +108,10 @@ def _candidates(route: Route, key: str) -> tuple[VariantScore, ...]:
     salt = route.salts.variants
     found = [
         VariantScore(
-            variant.name, unit_of(salt, variant.name, key), variant.weight, score(variant, salt, key)
+            variant.name,
+            hash_to_unit_interval(salt, variant.name, key),
+            variant.weight,
+            score(variant, salt, key),
         )
         for variant in route.variants
     ]

@@ -215,7 +215,7 @@ class KnownStubs:
 
     def _is_replaced(self, stub: Stub) -> bool:
         return any(
-            other.slot == stub.slot
+            other.instance_key == stub.instance_key
             and other.process not in self._zombies
             and (other.process.started, other.process.pid) > (stub.process.started, stub.process.pid)
             for other in self._known.values()
@@ -519,8 +519,9 @@ class Supervisor:
     def _mark_former_replaced(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up the processes before the last repair, if others run; report another number of instances."""
         former, in_use = self._of(model).former, self._stubs.of(model, versions)
-        old = {stub.slot for stub in in_use if stub.process in former and stub.process not in self._replaced}
-        new = {stub.slot for stub in in_use if stub.process not in former}
+        replaced = [stub for stub in in_use if stub.process in former and stub.process not in self._replaced]
+        old = {stub.instance_key for stub in replaced}
+        new = {stub.instance_key for stub in in_use if stub.process not in former}
         if not new:
             return []
         self._replaced.add(model, former, now_s)

@@ -20,9 +20,9 @@ from typing import Any
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import Process, Stub
+from nereid.server.autoscaling import InstanceController
 from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
-from nereid.server.instances import InstanceController
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision import supervisor
 from nereid.server.supervision.health import Health

@@ -6,9 +6,9 @@ from nereid.tasks.task import CommandTexts, NumberOption, Task
 
 CLASSIFY = Task(
     name="classify",
-    work="classifies images",
-    present="classifying",
-    past="classified",
+    verb_phrase="classifies images",
+    present_participle="classifying",
+    past_participle="classified",
     model="classify",
     outputs=(SCORES,),
     path="/predict",

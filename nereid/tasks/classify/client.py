@@ -8,7 +8,7 @@ import numpy as np
 from nereid.base.contract import SCORES
 from nereid.client.base_client import ResultOrError
 from nereid.client.images import ImageLike
-from nereid.client.model_client import AsyncModelClient, Images, ModelClient
+from nereid.client.model_client import AsyncModelClient, ImageStream, ModelClient
 from nereid.client.request import Options, RequestOptions
 from nereid.tasks.classify.result import PREDICTIONS, Prediction
 
@@ -112,7 +112,7 @@ class AsyncClassifier(AsyncModelClient[Prediction]):
         return scores
 
     def classify_many(
-        self, images: Images, batch_size: int = 1, **options: Unpack[Options]
+        self, images: ImageStream, batch_size: int = 1, **options: Unpack[Options]
     ) -> AsyncIterator[ResultOrError[Prediction]]:
         """Classify a stream of images, several at a time; see `Classifier.classify_many`.
 

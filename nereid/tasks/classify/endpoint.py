@@ -11,7 +11,7 @@ from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Fai
 from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import log
 from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
-from nereid.gateway.inference import ImageCall, run
+from nereid.gateway.inference import ImageInference, run
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import (
     BODY_ERRORS,
@@ -128,7 +128,7 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
         size, cost = sizes[position], work[position]
-        call = ImageCall(
+        call = ImageInference(
             request.model, PREDICTIONS, image.image, size, cost, headers, request.request_id, top_k
         )
         async with large if cost >= LARGE_WORK else nullcontext(), slots:

@@ -20,7 +20,7 @@ from nereid.models.publish.intake.network_facts import (
     Size,
     ultralytics_size,
 )
-from nereid.models.publish.intake.serving_settings import Images, ServingSettings, read_rows
+from nereid.models.publish.intake.serving_settings import ImageInput, ServingSettings, read_rows
 from nereid.tasks.classify.examination import NUMBER
 from nereid.vision.inference.signature import Signature
 
@@ -29,7 +29,7 @@ class ClassifierIntake:
     """Networks that return FP32 [N, classes]; the default task for files that no other task recognises."""
 
     name, rank, results = "classify", 10, "top_classes"
-    input: InputKind = Images()
+    input: InputKind = ImageInput()
     has_one_form = leaves_out_by_score = False
 
     @staticmethod

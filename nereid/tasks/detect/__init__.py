@@ -5,9 +5,9 @@ from nereid.tasks.task import CommandTexts, Task, TaskBackend
 
 DETECT = Task(
     name="detect",
-    work="finds objects",
-    present="searching",
-    past="searched",
+    verb_phrase="finds objects",
+    present_participle="searching",
+    past_participle="searched",
     model="detect",
     outputs=(BOX, SCORE, LABEL),
     path="/v1/detect",

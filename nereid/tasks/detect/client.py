@@ -5,7 +5,7 @@ from typing import Unpack
 
 from nereid.client.base_client import ResultOrError
 from nereid.client.images import ImageLike
-from nereid.client.model_client import AsyncModelClient, Images, ModelClient
+from nereid.client.model_client import AsyncModelClient, ImageStream, ModelClient
 from nereid.client.request import RequestOptions
 from nereid.tasks.detect.result import DETECTIONS, Detection
 
@@ -49,7 +49,7 @@ class AsyncDetector(AsyncModelClient[Detection]):
         return await self.infer(image, **options)
 
     def detect_many(
-        self, images: Images, **options: Unpack[RequestOptions]
+        self, images: ImageStream, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[ResultOrError[Detection]]:
         """Detect the objects in a stream of images; see `Detector.detect_many`."""
         return self.infer_many(images, **options)

@@ -7,7 +7,7 @@ from typing import Any
 from nereid.base.contract import BOX, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.candidate import LABELS
-from nereid.models.publish.configs import Addition, LastStep, ModelNames
+from nereid.models.publish.configs import Addition, ModelNames, PostprocessStep
 from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
@@ -23,7 +23,7 @@ from nereid.models.publish.intake.network_facts import (
     ultralytics_size,
 )
 from nereid.models.publish.intake.serving_settings import (
-    Images,
+    ImageInput,
     ServedTensor,
     ServingSettings,
     is_grey,
@@ -73,7 +73,7 @@ class DetectorIntake:
     """Networks that return boxes; a model of the `boxes` backend converts their outputs to objects."""
 
     name, rank, results = "detect", 20, "objects"
-    input: InputKind = Images(usual_size)
+    input: InputKind = ImageInput(usual_size)
     has_one_form = leaves_out_by_score = False
 
     @staticmethod
@@ -148,7 +148,7 @@ class DetectorIntake:
         """Return an ensemble whose post-processing is a model of the `boxes` backend."""
         labels = {"labels": LABELS} if settings.has_labels else {}
         parameters = {"head": settings.head, **labels, **choices.post_processing}
-        last = LastStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
+        last = PostprocessStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
         return Addition(names, settings, last=last)
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:

@@ -6,9 +6,9 @@ from nereid.tasks.task import CommandTexts, Task
 TASKS = (
     Task(
         name="embed",
-        work="computes embeddings",
-        present="embedding",
-        past="embedded",
+        verb_phrase="computes embeddings",
+        present_participle="embedding",
+        past_participle="embedded",
         model="embed",
         outputs=(EMBEDDING,),
         path="/v1/embed",

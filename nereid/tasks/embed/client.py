@@ -5,7 +5,7 @@ from typing import Unpack
 
 from nereid.client.base_client import ResultOrError
 from nereid.client.images import ImageLike
-from nereid.client.model_client import AsyncModelClient, Images, ModelClient
+from nereid.client.model_client import AsyncModelClient, ImageStream, ModelClient
 from nereid.client.request import RequestOptions
 from nereid.tasks.embed.result import EMBEDDINGS, Embedding
 
@@ -45,7 +45,7 @@ class AsyncEmbedder(AsyncModelClient[Embedding]):
         return await self.infer(image, **options)
 
     def embed_many(
-        self, images: Images, batch_size: int = 1, **options: Unpack[RequestOptions]
+        self, images: ImageStream, batch_size: int = 1, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[ResultOrError[Embedding]]:
         """Return the embeddings of a stream of images; see `Embedder.embed_many`."""
         return self.infer_many(images, batch_size, **options)

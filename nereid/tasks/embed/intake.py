@@ -12,11 +12,11 @@ from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import Images, ServingSettings, read_rows
+from nereid.models.publish.intake.serving_settings import ImageInput, ServingSettings, read_rows
 from nereid.vision.inference.signature import Signature
 
 
-class UnlabelledImages(Images):
+class UnlabelledImages(ImageInput):
     """Whole images for a network without classes."""
 
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:

@@ -134,7 +134,7 @@ def _like(model: str, name: str, change: Callable[[Any], None]) -> Iterator[tupl
         yield "" if path.parent == folder else path.stem, pbtxt.rewrite(text, config)
 
 
-class Lines:
+class TextLineInput:
     """Lines of text as the reader cuts them out of an image."""
 
     unit, labels_are, is_reader = "line", "characters", True
@@ -200,7 +200,7 @@ class ReaderIntake:
     """Networks that return the characters of lines, [N, T, C], or only the best ones."""
 
     name, rank, results = "read", 0, "lines"
-    input: InputKind = Lines()
+    input: InputKind = TextLineInput()
     # Lines are dropped by the probabilities of their characters.
     has_one_form = leaves_out_by_score = True
 

@@ -11,7 +11,7 @@ import onnxruntime
 
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.errors import InvalidConfig, official_text
+from nereid.base.errors import InvalidConfig, onnxruntime_error_text
 from nereid.vision.inference import io_binding as gpu
 from nereid.vision.inference import shared_weights, tensorrt
 from nereid.vision.inference.session_options import (
@@ -111,7 +111,7 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
         )
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
         is_parsed = "Protobuf parsing failed" not in str(error)
-        raise InvalidConfig(f"{official_text(error)}{'' if is_parsed else _other(path)}") from None
+        raise InvalidConfig(f"{onnxruntime_error_text(error)}{'' if is_parsed else _other(path)}") from None
     missing = [name for name, _ in settings.providers if name not in session.get_providers()]
     if missing:
         raise InvalidConfig(

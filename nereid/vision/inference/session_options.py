@@ -17,7 +17,7 @@ import onnxruntime
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import SESSION_PREFIX, parse_bool, parse_int
 from nereid.base.config.server_flags import backend_settings, flag_values
-from nereid.base.errors import InvalidConfig, official_text
+from nereid.base.errors import InvalidConfig, onnxruntime_error_text
 from nereid.vision.inference import tensorrt
 from nereid.vision.inference.run_sizes import (
     PARAMETERS,
@@ -165,7 +165,7 @@ def session_settings(
         for library in libraries:
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
-        raise InvalidConfig(official_text(error)) from None
+        raise InvalidConfig(onnxruntime_error_text(error)) from None
     chosen, releasing = providers(config, onnxruntime.get_available_providers()), _releasing(config, options)
     if stream:
         chosen = tuple(

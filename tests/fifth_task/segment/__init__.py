@@ -5,9 +5,9 @@ from nereid.tasks.task import CommandTexts, Task
 TASKS = (
     Task(
         name="segment",
-        work="segments images",
-        present="segmenting",
-        past="segmented",
+        verb_phrase="segments images",
+        present_participle="segmenting",
+        past_participle="segmented",
         model="segment",
         outputs=("mask",),
         path="/v1/segment",

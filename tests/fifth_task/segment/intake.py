@@ -11,7 +11,12 @@ from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import Images, ServedTensor, ServingSettings, read_input
+from nereid.models.publish.intake.serving_settings import (
+    ImageInput,
+    ServedTensor,
+    ServingSettings,
+    read_input,
+)
 from nereid.repository import onnx_file
 from nereid.vision.inference.signature import Signature
 
@@ -20,7 +25,7 @@ class Segmentation:
     """Networks whose output is a mask."""
 
     name, rank, results = "segment", 50, "masks"
-    input = Images()
+    input = ImageInput()
     has_one_form = leaves_out_by_score = False
 
     @staticmethod

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish import child
+from nereid.models.publish import isolated_child
 from nereid.models.publish.intake.graph_edits import (
     Activation,
     ActivationRule,
@@ -249,13 +249,13 @@ class NetworkTrial:
 def try_network(path: Path) -> NetworkTrial | None:
     """Run a network of images; None if it fails, crashes or takes too long, which an examination explains."""
     try:
-        _, content = child.run(__name__, str(path), TIMEOUT_S)
+        _, content = isolated_child.run(__name__, str(path), TIMEOUT_S)
         return msgspec.convert(content, NetworkTrial)
-    except (child.NoResult, msgspec.ValidationError):
+    except (isolated_child.NoResult, msgspec.ValidationError):
         return None
 
 
-def answer(path: str, write: child.Write) -> None:
+def answer(path: str, write: isolated_child.Write) -> None:
     """Run the network, and write the results."""
     write("trial", asdict(run(Path(path))))
 

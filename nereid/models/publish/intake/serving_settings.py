@@ -134,7 +134,7 @@ def read_rows(
 
 
 @dataclass(slots=True)
-class Images:
+class ImageInput:
     """Whole images, as a preprocess model converts them; an `InputKind`.
 
     Args:

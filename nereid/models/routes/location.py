@@ -16,7 +16,7 @@ from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from nereid.backends.routing import route_file
-from nereid.backends.routing.assignment import Route, Table, parse_route, shares
+from nereid.backends.routing.assignment import LoadedRoute, Route, parse_route, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import Journal, user_name
@@ -75,7 +75,7 @@ class RouteLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteFile:
+class RouteFileSnapshot:
     """A route file as it is now: its text, None if the file is missing, and its history, oldest first.
 
     `unrecorded` is the entry that the history lacks for the current text.
@@ -193,7 +193,7 @@ def _configs(repository: Path, broken: list[str] | None = None) -> Iterator[tupl
                 broken.append(str(error))
 
 
-def read_state(location: RouteLocation) -> RouteFile:
+def read_state(location: RouteLocation) -> RouteFileSnapshot:
     """Read a route's file and history.
 
     Raises:
@@ -204,8 +204,8 @@ def read_state(location: RouteLocation) -> RouteFile:
     try:
         text, status = route_file.read(location.path)
     except FileNotFoundError:
-        return RouteFile(location.path, None, entries, None)
-    return RouteFile(location.path, text, entries, _unrecorded(entries, text, status))
+        return RouteFileSnapshot(location.path, None, entries, None)
+    return RouteFileSnapshot(location.path, text, entries, _unrecorded(entries, text, status))
 
 
 def _unrecorded(entries: Sequence[RouteChange], text: bytes, status: os.stat_result) -> RouteChange | None:
@@ -230,14 +230,14 @@ def _document(text: bytes) -> Raw:
         return Raw(msgspec.json.encode(text.decode(errors="replace")))
 
 
-def present_table(location: RouteLocation, present: RouteFile) -> Table:
+def load_present_route(location: RouteLocation, present: RouteFileSnapshot) -> LoadedRoute:
     """Parse the current route file as the server does.
 
     Raises:
         OperationFailed, InvalidConfig: it is missing or invalid, or names models that do not exist.
     """
     present.route()  # names the file and the fix if it is invalid
-    return route_file.read_table(location.config, present.text or b"")
+    return route_file.load_route(location.config, present.text or b"")
 
 
 def describe(route: Route) -> str:

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from nereid.backends.triton.model_trace import ModelTracer
-from nereid.backends.triton.post_processing import Outcome, find_step, only_one, run_step
+from nereid.backends.triton.post_processing import Outcome, only_one, open_postprocessor, postprocess
 from nereid.backends.triton.tensors import answer, read_images, read_tensors
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE
 from nereid.base.errors import ServingError, from_exception
 
 
-class StepModel:
+class PostprocessModel:
     """One instance: one image per request, one outcome per request; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig) -> None:
-        step = find_step(config)
+        step = open_postprocessor(config)
         assert step, f"no task has post-processing for '{config.name}'"
         self._step = step
         self._tracer = ModelTracer(config)
@@ -38,4 +38,4 @@ class StepModel:
             arrays = {} if isinstance(images, ServingError) else read_tensors(request)
         except Exception as error:  # a bad request must not fail the others
             return from_exception(error)
-        return run_step(self._step, images, {name: arrays[name] for name in arrays.keys() - {IMAGE}})
+        return postprocess(self._step, images, {name: arrays[name] for name in arrays.keys() - {IMAGE}})

@@ -82,7 +82,7 @@ class Decision:
     reason: str
 
 
-class InstanceDecider:
+class InstanceAutoscaler:
     """Decides for one model: adds an instance soon after requests wait, removes one after a long idle time.
 
     `blocked` says why no instance is added although requests wait; empty otherwise.
@@ -254,7 +254,7 @@ class CpuWait:
 
 @dataclass(slots=True)
 class _Model:
-    decider: InstanceDecider
+    decider: InstanceAutoscaler
     cpu: CpuWait = field(default_factory=CpuWait)
     served: Instances = NOT_LOADED
     number_read_s: float = float("-inf")
@@ -305,7 +305,8 @@ class InstanceController:
         """
         began_s, bounds = time.monotonic(), self._bounds
         self._models = {
-            name: self._models.get(name) or _Model(InstanceDecider(limits)) for name, limits in bounds.items()
+            name: self._models.get(name) or _Model(InstanceAutoscaler(limits))
+            for name, limits in bounds.items()
         }
         if not bounds:
             self._health.instances_seen({})
