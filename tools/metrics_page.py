@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nereid.backends.triton import metrics
-from nereid.backends.triton.metrics import MetricSpec
 from nereid.base.assets import CHECKOUT
+from nereid.base.metrics_page import MetricSpec
 from nereid.base.tracing import collector
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.insight.drift import monitor
@@ -61,30 +61,17 @@ class Group:
     families: tuple[Family, ...]
 
 
-def of_triton(prefix: str, common: tuple[str, ...], kinds: Mapping[str, MetricSpec]) -> tuple[Family, ...]:
-    """Return the families of a backend on Triton's page."""
+def of_page(prefix: str, common: tuple[str, ...], kinds: Mapping[str, MetricSpec]) -> tuple[Family, ...]:
+    """Return the families of a backend on Triton's page, or of a page of the supervisor."""
     return tuple(
         Family(
             prefix + name,
             "histogram" if about.buckets else about.kind.lower(),
             (*common, *about.labels),
-            about.description,
+            about.description.removesuffix("."),
             about.buckets,
         )
         for name, about in kinds.items()
-    )
-
-
-def of_page(
-    prefix: str,
-    kinds: Mapping[str, tuple[str, str]],
-    labels: Mapping[str, tuple[str, ...]],
-    common: tuple[str, ...] = (),
-) -> tuple[Family, ...]:
-    """Return the families of a page that `health.render` writes."""
-    return tuple(
-        Family(prefix + name, kind, (*common, *labels.get(name, ())), text.removesuffix("."))
-        for name, (kind, text) in kinds.items()
     )
 
 
@@ -115,62 +102,62 @@ def groups() -> tuple[Group, ...]:
             "Routes",
             "routing.md#metrics",
             "server",
-            of_triton(metrics.ROUTE_PREFIX, metrics.ROUTE_LABELS, metrics.ROUTE_METRICS),
+            of_page(metrics.ROUTE_PREFIX, metrics.ROUTE_LABELS, metrics.ROUTE_METRICS),
         ),
         Group(
             "Quality of responses",
             "drift.md#signals",
             "server",
-            of_triton(metrics.ROUTE_PREFIX, metrics.ROUTE_LABELS, metrics.ROUTE_QUALITY_METRICS),
+            of_page(metrics.ROUTE_PREFIX, metrics.ROUTE_LABELS, metrics.ROUTE_QUALITY_METRICS),
         ),
         Group(
             "Images",
             "drift.md#signals",
             "server",
-            of_triton(metrics.IMAGE_PREFIX, metrics.IMAGE_LABELS, metrics.IMAGE_METRICS),
+            of_page(metrics.IMAGE_PREFIX, metrics.IMAGE_LABELS, metrics.IMAGE_METRICS),
         ),
         Group(
             "ONNX backend",
             "backends.md#metrics-of-onnx-runtime",
             "server",
-            of_triton(metrics.SESSION_PREFIX, metrics.SESSION_LABELS, metrics.SESSION_METRICS),
+            of_page(metrics.SESSION_PREFIX, metrics.SESSION_LABELS, metrics.SESSION_METRICS),
         ),
         Group(
             "Reading of text",
             "reading_reference.md#reader-metrics",
             "server",
-            of_triton(*READER),
+            of_page(*READER),
         ),
         Group("Gateway", "gateway.md#metrics", "gateway", tuple(of_gateway())),
         Group(
             "Supervisor",
             "server.md#health-port",
             "supervisor",
-            of_page(health.PREFIX, health.METRICS, health.LABELS),
+            of_page(health.PREFIX, (), health.METRICS),
         ),
         Group(
             "Rollouts",
             "rollouts.md#metrics",
             "supervisor",
-            of_page(service.PREFIX, service.METRICS, {}, service.LABELS),
+            of_page(service.PREFIX, service.LABELS, service.METRICS),
         ),
         Group(
             "Drift",
             "drift.md#metrics-of-the-monitor",
             "supervisor",
-            of_page(monitor.PREFIX, monitor.METRICS, monitor.LABELS, monitor.COMMON_LABELS),
+            of_page(monitor.PREFIX, monitor.LABELS, monitor.METRICS),
         ),
         Group(
             "Traces",
             "slow_requests.md#which-traces-are-kept",
             "supervisor",
-            of_page(collector.PREFIX, collector.METRICS, collector.LABELS),
+            of_page(collector.PREFIX, (), collector.METRICS),
         ),
         Group(
             "Processes",
             "server.md#health-port",
             "supervisor",
-            of_page(process_usage.PREFIX, process_usage.METRICS, {}, process_usage.LABELS),
+            of_page(process_usage.PREFIX, process_usage.LABELS, process_usage.METRICS),
         ),
     )
 

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from nereid.base.addresses import open_http
 
@@ -168,19 +169,57 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float:
     return lower if below else math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """A metric family: its kind, a description, and the upper bounds of a histogram's buckets.
+
+    `TALLY` is a histogram whose buckets are counters for Triton. One observation in a `HISTOGRAM` costs a
+    round trip to the server (16 µs of CPU, AMD EPYC, 2026-11-25); a `TALLY` costs one for each changed bucket
+    and flush.
+
+    Args:
+        labels: the labels of its series, in addition to those that all families of the prefix have.
+    """
+
+    kind: Literal["COUNTER", "GAUGE", "HISTOGRAM", "TALLY"]
+    description: str
+    buckets: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+def counter(description: str, labels: str = "") -> MetricSpec:
+    """Return a counter; `labels` is separated by spaces."""
+    return MetricSpec("COUNTER", description, (), tuple(labels.split()))
+
+
+def gauge(description: str, labels: str = "") -> MetricSpec:
+    """Return a gauge."""
+    return MetricSpec("GAUGE", description, (), tuple(labels.split()))
+
+
+def histogram(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
+    """Return a histogram."""
+    return MetricSpec("HISTOGRAM", description, buckets, tuple(labels.split()))
+
+
+def tally(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
+    """Return a histogram that is a `TALLY` for Triton."""
+    return MetricSpec("TALLY", description, buckets, tuple(labels.split()))
+
+
 def render(
-    samples: Mapping[tuple[str, Labels], float], prefix: str, metrics: Mapping[str, tuple[str, str]]
+    samples: Mapping[tuple[str, Labels], float], prefix: str, metrics: Mapping[str, MetricSpec]
 ) -> str:
     """Return samples in Prometheus text format; every metric has its header, even without samples.
 
     Args:
         samples: values by name and labels.
         prefix: prepended to all names.
-        metrics: kind and description of each metric.
+        metrics: the counters and gauges by name.
     """
     lines = []
-    for name, (kind, text) in metrics.items():
-        lines += [f"# HELP {prefix}{name} {text}", f"# TYPE {prefix}{name} {kind}"]
+    for name, spec in metrics.items():
+        lines += [f"# HELP {prefix}{name} {spec.description}", f"# TYPE {prefix}{name} {spec.kind.lower()}"]
         for (family, labels), value in sorted(samples.items()):
             if family == name:
                 inner = ",".join(f'{key}="{_escape(word)}"' for key, word in labels)

@@ -144,8 +144,8 @@ def test_metrics_have_the_present_instances(health):
 def test_every_metric_exists_from_the_start():
     page = Health().metrics()
 
-    for name, (kind, _) in pages.METRICS.items():
-        assert f"# TYPE {pages.PREFIX}{name} {kind}\n" in page
+    for name, spec in pages.METRICS.items():
+        assert f"# TYPE {pages.PREFIX}{name} {spec.kind.lower()}\n" in page
     assert "nereid_supervisor_restarts_total 0\n" in page
     assert "nereid_supervisor_ready 0\n" in page
 

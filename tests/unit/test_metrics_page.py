@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.base.metrics_page import Snapshot, quantile, render, without_lag
+from nereid.base.metrics_page import Snapshot, counter, gauge, quantile, render, without_lag
 from tests.tables import cases
 
 X, Y = 'c{a="x"}', 'c{a="y"}'
@@ -99,7 +99,7 @@ def test_page_is_parsed_in_part():
 
 
 def test_rendered_page_has_the_same_samples():
-    kinds = {"c": ("counter", "C."), "g": ("gauge", "G.")}
+    kinds = {"c": counter("C."), "g": gauge("G.")}
 
     page = Snapshot.parse(render({("c", (("a", "x y"),)): 1.5, ("g", ()): 2.0}, "p_", kinds))
 

@@ -9,16 +9,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from nereid.backends.triton.metrics import (
-    IMAGE_METRICS,
-    IMAGE_PREFIX,
-    SESSION_METRICS,
-    SESSION_PREFIX,
-    MetricSpec,
-)
+from nereid.backends.triton.metrics import IMAGE_METRICS, IMAGE_PREFIX, SESSION_METRICS, SESSION_PREFIX
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
 from nereid.base.errors import ServingError
+from nereid.base.metrics_page import MetricSpec
 
 FLUSH_S = 0.5
 # A flush sends up to 20 counters for each signal, so it is rare: at most 2 ms of CPU in this time.

@@ -1,43 +1,8 @@
 """Metrics of the backends, by their names without the prefix."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """A metric family: Triton's kind, a description, and the upper bounds of a histogram's buckets.
-
-    `TALLY` is a histogram whose buckets are counters for Triton. One observation in a `HISTOGRAM` costs a
-    round trip to the server (16 µs of CPU, AMD EPYC, 2026-11-25); a `TALLY` costs one for each changed bucket
-    and flush.
-
-    Args:
-        labels: the labels of its series, in addition to those that all families of the prefix have.
-    """
-
-    kind: Literal["COUNTER", "GAUGE", "HISTOGRAM", "TALLY"]
-    description: str
-    buckets: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()
-
-
-def _counter(description: str, labels: str = "") -> MetricSpec:
-    return MetricSpec("COUNTER", description, (), tuple(labels.split()))
-
-
-def _gauge(description: str, labels: str = "") -> MetricSpec:
-    return MetricSpec("GAUGE", description, (), tuple(labels.split()))
-
-
-def _histogram(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
-    return MetricSpec("HISTOGRAM", description, buckets, tuple(labels.split()))
-
-
-def _tally(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
-    return MetricSpec("TALLY", description, buckets, tuple(labels.split()))
-
+from nereid.base.metrics_page import MetricSpec, counter, gauge, histogram, tally
 
 DURATIONS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
 
@@ -50,81 +15,79 @@ ROUTE_DURATIONS_S = (
 SESSION_PREFIX = "nereid_onnxruntime_"
 SESSION_LABELS = ("model", "version")
 SESSION_METRICS: Mapping[str, MetricSpec] = {
-    "run_seconds": _histogram("Duration of one run of the network", DURATIONS_S),
-    "batch_size": _histogram("Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
-    "rejected_total": _counter("Rejected requests, by the code of the error", "reason"),
-    "fallbacks_total": _counter(
+    "run_seconds": histogram("Duration of one run of the network", DURATIONS_S),
+    "batch_size": histogram("Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
+    "rejected_total": counter("Rejected requests, by the code of the error", "reason"),
+    "fallbacks_total": counter(
         "Batches that were computed in another way than configured, such as in halves for lack of memory",
         "from to reason",
     ),
-    "device_failures_total": _counter("Instances that must be replaced, because their device failed"),
-    "session_start_seconds_total": _counter("Seconds that opening sessions took"),
-    "sessions_total": _counter("Sessions opened"),
-    "warm_up_runs_total": _counter("Runs at load, one for each batch size"),
-    "warm_up_seconds_total": _counter("Seconds of the runs at load"),
-    "instances": _gauge("Instances, by the execution provider in use", "provider"),
-    "host_inputs_total": _counter("Inputs on the host of an instance on a GPU: each is copied"),
+    "device_failures_total": counter("Instances that must be replaced, because their device failed"),
+    "session_start_seconds_total": counter("Seconds that opening sessions took"),
+    "sessions_total": counter("Sessions opened"),
+    "warm_up_runs_total": counter("Runs at load, one for each batch size"),
+    "warm_up_seconds_total": counter("Seconds of the runs at load"),
+    "instances": gauge("Instances, by the execution provider in use", "provider"),
+    "host_inputs_total": counter("Inputs on the host of an instance on a GPU: each is copied"),
 }
 
 ROUTE_PREFIX = "nereid_route_"
 ROUTE_LABELS = ("route", "model_instance")
 ROUTE_METRICS: Mapping[str, MetricSpec] = {
-    "requests_total": _counter(
+    "requests_total": counter(
         "Attempts on a variant, by outcome and reason", "variant version outcome reason"
     ),
-    "request_duration_seconds": _histogram(
+    "request_duration_seconds": histogram(
         "Seconds from arrival at the route to the variant's response; `chosen` is `false` for a replacement",
         ROUTE_DURATIONS_S,
         "variant version outcome chosen",
     ),
-    "in_flight": _gauge("Attempts on a variant that have not returned", "variant version"),
-    "late_total": _counter("Attempts that returned after their deadline", "variant version"),
-    "fallbacks_total": _counter(
+    "in_flight": gauge("Attempts on a variant that have not returned", "variant version"),
+    "late_total": counter("Attempts that returned after their deadline", "variant version"),
+    "fallbacks_total": counter(
         "Responses of another variant than the chosen one, or of the configured answer", "from to reason"
     ),
-    "probes_total": _counter(
+    "probes_total": counter(
         "Health checks of supervisor and gateway, which are not requests", "variant version outcome"
     ),
-    "cancelled_total": _counter("Requests whose client disconnected"),
-    "shed_total": _counter("Requests rejected because too many were in flight"),
-    "breaker_state": _gauge("0 closed, 1 half open, 2 open", "variant version"),
-    "shadow_requests_total": _counter(
+    "cancelled_total": counter("Requests whose client disconnected"),
+    "shed_total": counter("Requests rejected because too many were in flight"),
+    "breaker_state": gauge("0 closed, 1 half open, 2 open", "variant version"),
+    "shadow_requests_total": counter(
         "Requests of a shadow: agreed, disagreed, failed, shed", "shadow outcome"
     ),
-    "shadow_score_distance": _histogram(
+    "shadow_score_distance": histogram(
         "Distance of the responses of shadow and variant, such as the largest difference of one score",
         (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         "shadow",
     ),
-    "shadow_duration_seconds": _histogram(
-        "Seconds until a shadow's response", (*DURATIONS_S, 4, 8), "shadow"
-    ),
-    "shadowed_duration_seconds": _histogram(
+    "shadow_duration_seconds": histogram("Seconds until a shadow's response", (*DURATIONS_S, 4, 8), "shadow"),
+    "shadowed_duration_seconds": histogram(
         "Seconds until the variant's response to these requests", (*DURATIONS_S, 4, 8), "shadow"
     ),
-    "generation": _gauge("Generation of the route in use"),
-    "served_since_seconds": _gauge("Unix time at which this route file came into use", "sha256"),
-    "reloads_total": _counter("Changes of the route file: accepted or refused", "outcome"),
+    "generation": gauge("Generation of the route in use"),
+    "served_since_seconds": gauge("Unix time at which this route file came into use", "sha256"),
+    "reloads_total": counter("Changes of the route file: accepted or refused", "outcome"),
 }
 
 # Signals of the quality of a model, for the comparison with a reference (docs/drift.md).
 ROUTE_QUALITY_METRICS: Mapping[str, MetricSpec] = {
-    "confidence": _tally(
+    "confidence": tally(
         "Probability of the best class or object, or the mean of the lines of text, 0 to 1",
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999),
         "variant version",
     ),
-    "entropy": _tally(
+    "entropy": tally(
         "Entropy of the probabilities, 0 (one class) to 1 (all classes alike)",
         (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
         "variant version",
     ),
-    "found": _tally(
+    "found": tally(
         "Lines of text or objects found on an image",
         (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 100, 200),
         "variant version",
     ),
-    "predicted_total": _counter(
+    "predicted_total": counter(
         "Images by best class, among the classes of the reference", "variant version class"
     ),
 }
@@ -132,26 +95,26 @@ ROUTE_QUALITY_METRICS: Mapping[str, MetricSpec] = {
 IMAGE_PREFIX = "nereid_image_"
 IMAGE_LABELS = ("model", "version")
 IMAGE_METRICS: Mapping[str, MetricSpec] = {
-    "brightness": _tally(
+    "brightness": tally(
         "Mean luma of the network's input, 0 to 1", tuple(step / 20 for step in range(1, 20))
     ),
-    "contrast": _tally(
+    "contrast": tally(
         "Standard deviation of the luma of the network's input",
         (0.02, 0.05, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3, 0.33, 0.36, 0.4),
     ),
-    "sharpness": _tally(
+    "sharpness": tally(
         "Mean difference of the luma of neighbouring pixels of the network's input",
         (0.002, 0.004, 0.006, 0.008, 0.011, 0.015, 0.02, 0.026, 0.033, 0.042, 0.054, 0.07, 0.09, 0.12, 0.16),
     ),
-    "warmth": _tally(
+    "warmth": tally(
         "Mean red of the network's input, divided by the sum of mean red and mean blue",
         (0.3, 0.35, 0.4, 0.43, 0.46, 0.48, 0.49, 0.5, 0.51, 0.52, 0.54, 0.56, 0.58, 0.6, 0.63, 0.67, 0.75),
     ),
-    "aspect": _tally(
+    "aspect": tally(
         "Width of an image divided by its height",
         (0.4, 0.5, 0.6, 0.7, 0.8, 0.95, 1.05, 1.2, 1.3, 1.4, 1.6, 1.9, 2.5),
     ),
-    "megapixels": _tally(
+    "megapixels": tally(
         "Pixels of an image, in millions",
         (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 16, 24, 50),
     ),

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from nereid.base.metrics_page import counter
 from nereid.base.tracing.records import SERVER, Record
 
 # A trace's root record comes last; each process sends its records within `records.FLUSH_S`.
@@ -32,10 +33,9 @@ RECEIVE_BYTES = 2**18
 BUFFER_BYTES = 8 * 2**20
 PREFIX = "nereid_traces_"
 METRICS = {
-    "kept_total": ("counter", "Traces that were kept."),
-    "dropped_total": ("counter", "Traces over the limit per second, and records that were lost."),
+    "kept_total": counter("Traces that were kept."),
+    "dropped_total": counter("Traces over the limit per second, and records that were lost.", "reason"),
 }
-LABELS = {"dropped_total": ("reason",)}
 
 
 class RecordHead(msgspec.Struct):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.base import metrics_page
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import Labels, Snapshot, render
+from nereid.base.metrics_page import Labels, Snapshot, gauge, render
 from nereid.insight.drift.comparison import (
     MEASURES,
     MIN_REQUESTS,
@@ -42,14 +42,15 @@ CHECK_S = 5.0
 Log = Callable[[str], None]
 PREFIX = "nereid_drift_"
 METRICS = {
-    "score": ("gauge", "Distance of a signal of the last hour from its reference."),
-    "limit": ("gauge", "Distance that chance alone exceeds in at most 1 of 10,000 evaluations."),
-    "window_requests": ("gauge", "Classified images of a variant in the last hour."),
-    "reference_age_seconds": ("gauge", "Age of the reference of a variant."),
-    "last_request_seconds": ("gauge", "Seconds since the number of classified images last grew."),
+    "score": gauge("Distance of a signal of the last hour from its reference.", "signal measure"),
+    "limit": gauge(
+        "Distance that chance alone exceeds in at most 1 of 10,000 evaluations.", "signal measure"
+    ),
+    "window_requests": gauge("Classified images of a variant in the last hour."),
+    "reference_age_seconds": gauge("Age of the reference of a variant."),
+    "last_request_seconds": gauge("Seconds since the number of classified images last grew."),
 }
-LABELS = {"score": ("signal", "measure"), "limit": ("signal", "measure")}
-COMMON_LABELS = ("route", "variant")
+LABELS = ("route", "variant")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nereid.base import files
 from nereid.base.errors import OperationFailed
-from nereid.base.metrics_page import Labels, render
+from nereid.base.metrics_page import Labels, gauge, render
 from nereid.models.rollout.controller import POLL_S, Controller, FindServer
 from nereid.models.rollout.orders import LOCK
 from nereid.models.rollout.rollout_journal import Rollout, active_rollouts, folder_of, routes_of
@@ -21,12 +21,12 @@ PREFIX = "nereid_rollout_"
 # The labels of each metric.
 LABELS = ("route", "candidate")
 METRICS = {
-    "active": ("gauge", "1 while a rollout of the route is active."),
-    "paused": ("gauge", "1 while the rollout is paused."),
-    "share": ("gauge", "Part of the traffic that the candidate has in this step, 0 to 1."),
-    "step": ("gauge", "Number of the step, from 0."),
-    "step_seconds": ("gauge", "Measured time of this step."),
-    "candidate_requests": ("gauge", "Requests of the candidate in this step."),
+    "active": gauge("1 while a rollout of the route is active."),
+    "paused": gauge("1 while the rollout is paused."),
+    "share": gauge("Part of the traffic that the candidate has in this step, 0 to 1."),
+    "step": gauge("Number of the step, from 0."),
+    "step_seconds": gauge("Measured time of this step."),
+    "candidate_requests": gauge("Requests of the candidate in this step."),
 }
 Log = Callable[[str], None]
 

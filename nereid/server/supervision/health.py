@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from nereid.base.metrics_page import Labels, render
+from nereid.base.metrics_page import Labels, counter, gauge, render
 from nereid.server.ports import unusable_port, why_unusable
 
 # Age at which a model's last answer expires: an idle model is probed after 4 to 8 s, and may take 5 s.
@@ -28,25 +28,20 @@ RUNNING, STARTING, RESTARTING, STOPPING = "running", "starting", "restarting", "
 PREFIX = "nereid_supervisor_"
 JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 METRICS = {
-    "repairs_total": ("counter", "Loads of a model whose stub was found dead, or whose device failed."),
-    "repair_failures_total": ("counter", "Repairs that Triton rejected."),
-    "restarts_total": ("counter", "Starts of tritonserver after the first."),
-    "probes_total": ("counter", "Images that the supervisor sent as probes."),
-    "probe_failures_total": ("counter", "Probes that failed."),
-    "instances": ("gauge", "Instances of a model whose number follows the load."),
-    "instance_changes_total": ("counter", "Changes of the number of instances, by direction."),
-    "instance_change_failures_total": ("counter", "Changes of the number of instances that Triton rejected."),
-    "ready": ("gauge", "1 if every model that takes images classified one recently."),
-    "server_up_since_seconds": ("gauge", "Unix time at which tritonserver became ready; 0 while it is not."),
-}
-LABELS = {
-    "repairs_total": ("model", "cause"),
-    "repair_failures_total": ("model",),
-    "instances": ("model",),
-    "instance_changes_total": ("model", "direction"),
-    "instance_change_failures_total": ("model",),
-    "probes_total": ("model",),
-    "probe_failures_total": ("model",),
+    "repairs_total": counter(
+        "Loads of a model whose stub was found dead, or whose device failed.", "model cause"
+    ),
+    "repair_failures_total": counter("Repairs that Triton rejected.", "model"),
+    "restarts_total": counter("Starts of tritonserver after the first."),
+    "probes_total": counter("Images that the supervisor sent as probes.", "model"),
+    "probe_failures_total": counter("Probes that failed.", "model"),
+    "instances": gauge("Instances of a model whose number follows the load.", "model"),
+    "instance_changes_total": counter("Changes of the number of instances, by direction.", "model direction"),
+    "instance_change_failures_total": counter(
+        "Changes of the number of instances that Triton rejected.", "model"
+    ),
+    "ready": gauge("1 if every model that takes images classified one recently."),
+    "server_up_since_seconds": gauge("Unix time at which tritonserver became ready; 0 while it is not."),
 }
 
 # Status, content type and body.
@@ -117,7 +112,7 @@ class Health:
             self._counts["probe_failures_total", (("model", model),)] += failure is not None
 
     def count(self, name: str, **labels: str) -> None:
-        """Increment a counter of `METRICS`, with its `LABELS`."""
+        """Increment a counter of `METRICS`, with its labels."""
         with self._lock:
             self._counts[name, tuple(labels.items())] += 1
 

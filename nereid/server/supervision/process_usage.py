@@ -12,15 +12,15 @@ from pathlib import Path
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import PROC, Process, ProcessStat, read_stat
-from nereid.base.metrics_page import Labels, render
+from nereid.base.metrics_page import Labels, counter, gauge, render
 
 SERVER, SUPERVISOR, GATEWAY = "tritonserver", "supervisor", "gateway"
 # The end of the command line of a guarded server's own gateway: the name of a module, and its function.
 GATEWAY_WORDS = b".gateway_program\0gateway\0"
 PREFIX = "nereid_process_"
 METRICS = {
-    "memory_bytes": ("gauge", "Memory of the processes (PSS): shared pages are divided among their users."),
-    "cpu_seconds_total": ("counter", "CPU time, user and system; also that of processes that were replaced."),
+    "memory_bytes": gauge("Memory of the processes (PSS): shared pages are divided among their users."),
+    "cpu_seconds_total": counter("CPU time, user and system; also that of processes that were replaced."),
 }
 LABELS = ("process",)
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nereid.backends.triton.metrics import DURATIONS_S, MetricSpec
+from nereid.backends.triton.metrics import DURATIONS_S
+from nereid.base.metrics_page import MetricSpec, counter, tally
 from nereid.vision.imaging.decode import EncodedImage
 
 # In order. The last stage runs once for the lines of several images.
@@ -34,21 +35,16 @@ MEANINGS = {
 # Metrics by name without the prefix.
 PREFIX, LABELS = "nereid_reader_", ("model", "version")
 FAMILIES: Mapping[str, MetricSpec] = {
-    "stage_duration_seconds": MetricSpec(
-        "TALLY",
+    "stage_duration_seconds": tally(
         "Seconds of a stage for one image; the recognition of lines of several images counts for each",
         (*DURATIONS_S, 4.0, 8.0),
-        labels=("stage",),
+        "stage",
     ),
-    "lines": MetricSpec("TALLY", "Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
-    "missing_fields_total": MetricSpec(
-        "COUNTER",
-        "Images on which a required field was not found, or its checksum does not hold",
-        labels=("field",),
+    "lines": tally("Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    "missing_fields_total": counter(
+        "Images on which a required field was not found, or its checksum does not hold", "field"
     ),
-    "rejected_total": MetricSpec(
-        "COUNTER", "Rejected requests, by the code of the error", labels=("reason",)
-    ),
+    "rejected_total": counter("Rejected requests, by the code of the error", "reason"),
 }
 METRICS = PREFIX, LABELS, FAMILIES
 
