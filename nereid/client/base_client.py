@@ -29,7 +29,7 @@ from nereid.client.request import (
     key_header,
 )
 from nereid.client.result_kind import Result, ResultKind, Timings
-from nereid.client.retry import Attempts, Budget
+from nereid.client.retry import Attempts, RetryBudget
 from nereid.client.shared_memory import SharedMemory
 from nereid.client.transport import Connection, Headers
 
@@ -85,7 +85,7 @@ class BaseClient(ABC, Generic[Result]):
         # Also runs when the process exits without calling `close`.
         self._remove_regions = weakref.finalize(self, self._memory.close) if self._memory else lambda: None
         self._batch_limit = NO_LIMIT
-        self._budget = Budget()
+        self._budget = RetryBudget()
         self._outputs: list[str] = []
 
     @abstractmethod

@@ -12,7 +12,7 @@ MAX_ATTEMPTS = 4
 FIRST_PAUSE_S, PAUSE_FACTOR, JITTER = 0.1, 2.0, 0.2
 
 
-class Budget:
+class RetryBudget:
     """Token bucket for retries: while most requests fail, none is retried, so retries add no load.
 
     The bucket grows with the requests in flight, so that if a server dies and all of them fail together,
@@ -62,8 +62,13 @@ class Budget:
             return self.taken < size / 2
 
 
-def next_pause_s(budget: Budget | None, attempt: int, is_repeatable: bool) -> float | None:
+def next_pause_s(budget: RetryBudget | None, attempt: int, is_repeatable: bool) -> float | None:
     """Return the pause before the next attempt of a failed request in seconds, None if there must be none.
+
+    The pauses outlast the time a proxy needs to detect a dead server. The jitter spreads the retries of
+    many clients.
+
+    Source: gRPC connection backoff: doubles each time, with 20 % jitter.
 
     Args:
         budget: takes the failure; None if requests are never sent again.
@@ -72,17 +77,6 @@ def next_pause_s(budget: Budget | None, attempt: int, is_repeatable: bool) -> fl
     """
     if not (is_repeatable and budget and budget.failed()) or attempt == MAX_ATTEMPTS:
         return None
-    return pause_after_s(attempt)
-
-
-def pause_after_s(attempt: int) -> float:
-    """Return the pause in seconds after an attempt, counted from 1.
-
-    The pauses outlast the time a proxy needs to detect a dead server. The jitter spreads the retries of
-    many clients.
-
-    Source: gRPC connection backoff: doubles each time, with 20 % jitter.
-    """
     return FIRST_PAUSE_S * PAUSE_FACTOR ** (attempt - 1) * random.uniform(1 - JITTER, 1 + JITTER)
 
 
@@ -94,7 +88,7 @@ class Attempts:
         timeout_s: time limit for all attempts and the pauses between them, in seconds.
     """
 
-    def __init__(self, budget: Budget, timeout_s: float) -> None:
+    def __init__(self, budget: RetryBudget, timeout_s: float) -> None:
         self.count = 1
         self._budget = budget
         self._timeout_s = timeout_s

@@ -16,7 +16,7 @@ from nereid.base.contract import IMAGE, SCORES
 from nereid.base.http_connection import HttpConnectionPool, HttpResponse
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.result_kind import MALFORMED, HttpResult, ResultKind, Timings
-from nereid.client.retry import Budget, next_pause_s
+from nereid.client.retry import RetryBudget, next_pause_s
 from nereid.gateway.failures import (
     CLIENT_CLOSED,
     UNAVAILABLE_RETRY_S,
@@ -76,7 +76,7 @@ class TensorInference:
     """
 
     offered: "OfferedModel | None" = None
-    budget: Budget | None = None
+    budget: RetryBudget | None = None
     is_prepared = True
     variant = ""
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import PROBE_HEADER
 from nereid.base.http_connection import HttpConnectionPool
-from nereid.client.retry import Budget
+from nereid.client.retry import RetryBudget
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import Live
 from nereid.gateway.inference import ImageInference, request, send
@@ -164,7 +164,7 @@ class OfferedModel:
     route: RouteView | None
     task: Task | None = None
     path: str = ""
-    budget: Budget = field(default_factory=Budget)
+    budget: RetryBudget = field(default_factory=RetryBudget)
     outputs: dict[tuple[str, int], list[Output]] = field(default_factory=dict)
     _finding: "asyncio.Task[None] | None" = None
     _found_s: float = 0.0

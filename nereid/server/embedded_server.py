@@ -327,11 +327,6 @@ class EmbeddedServer:
         """Return the exit status, or None while the server runs."""
         return self._process.poll() if self._process else None
 
-    def wait(self) -> int:
-        """Wait until the server exits on its own, and return its exit status."""
-        assert self._process is not None, "the server was not started"
-        return self._process.wait()
-
     def probe(self, model: str, timeout_s: float) -> str | None:
         """Classify an image with a model; return None on success, else the reason for the failure.
 

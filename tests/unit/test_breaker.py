@@ -1,7 +1,8 @@
 """The circuit breaker and the retry budget, with a clock of the test's own."""
 
 from nereid.backends.routing.assignment import BreakerSettings
-from nereid.backends.routing.attempts import Breaker, BreakerState, RetryBudget
+from nereid.backends.routing.attempts import Breaker, BreakerState
+from nereid.client.retry import RetryBudget
 from tests.tables import cases
 
 SETTINGS = BreakerSettings(window_s=1.0, min_requests=5, error_ratio=0.5, open_s=5.0)
@@ -82,10 +83,10 @@ def test_successes_earn_retries():
     budget = RetryBudget()
     for _ in range(1000):
         budget.succeeded()
-    spent = [budget.may_retry() for _ in range(10)]
+    spent = [budget.failed() for _ in range(10)]
 
     for _ in range(65):
         budget.succeeded()
 
     assert spent.count(True) == 4
-    assert budget.may_retry()
+    assert budget.failed()

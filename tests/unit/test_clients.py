@@ -28,7 +28,7 @@ from nereid.client import classifier_errors as errors
 from nereid.client import retry
 from nereid.client.request import check_options, image_tensor, region_tensor
 from nereid.client.rest import LENGTH, Request, RestMethods
-from nereid.client.retry import Attempts, Budget
+from nereid.client.retry import Attempts, RetryBudget
 from nereid.tasks.classify.client import AsyncClassifier, Classifier
 from nereid.tasks.classify.result import Label, labels
 from nereid.tasks.detect.client import Detector
@@ -166,7 +166,7 @@ def test_budget_ends_repeating(way):
 @pytest.mark.parametrize(("in_flight", "repeated"), [(1, 4), (2, 4), (3, 5), (16, 31)])
 def test_budget_grows_with_requests_in_flight_and_is_spent_once(in_flight, repeated):
     """Requests lost together are all repeated; a second burst on a dead server repeats nothing."""
-    budget, count = Budget(), 10 * in_flight
+    budget, count = RetryBudget(), 10 * in_flight
 
     for expected in (repeated, 0):
         with ExitStack() as stack:
@@ -176,7 +176,7 @@ def test_budget_grows_with_requests_in_flight_and_is_spent_once(in_flight, repea
 
 
 def test_request_that_fails_late_is_repeated_like_the_others():
-    budget, many = Budget(), 15
+    budget, many = RetryBudget(), 15
     with budget.in_flight():
         with ExitStack() as others:
             for _ in range(many):
@@ -192,7 +192,7 @@ def test_request_that_fails_late_is_repeated_like_the_others():
 
 
 def test_answers_pay_for_repetition():
-    budget = Budget()
+    budget = RetryBudget()
     while budget.failed():
         pass
 
@@ -214,13 +214,13 @@ def test_all_requests_in_flight_may_be_lost_together(way):
 
 def test_pauses_double_until_the_deadline():
     """All four attempts together outlast the time in which a proxy notices that a server is gone."""
-    attempts = Attempts(Budget(), timeout_s=PATIENCE_S * 100)
+    attempts = Attempts(RetryBudget(), timeout_s=PATIENCE_S * 100)
 
     for factor in (1, 2, 4):
         expected = pytest.approx(factor * retry.FIRST_PAUSE_S, rel=retry.JITTER)
         assert attempts.record_failure(errors.Unreachable("why")) == expected
     assert attempts.record_failure(errors.Unreachable("why")) is None
-    assert Attempts(Budget(), timeout_s=1e-9).record_failure(errors.Unreachable("why")) is None
+    assert Attempts(RetryBudget(), timeout_s=1e-9).record_failure(errors.Unreachable("why")) is None
 
 
 class Image(bytes):

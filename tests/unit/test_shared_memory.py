@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.client import classifier_errors as errors
 from nereid.client import shared_memory
-from nereid.client.retry import Attempts, Budget
+from nereid.client.retry import Attempts, RetryBudget
 from nereid.client.shared_memory import FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
 from nereid.client.transport import run
 from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
@@ -80,7 +80,7 @@ class Client:
             await self.triton.call("infer", 5)
             return "answer"
 
-        answer = run(self.memory.infer([PHOTO], Attempts(Budget(), 5), infer))
+        answer = run(self.memory.infer([PHOTO], Attempts(RetryBudget(), 5), infer))
         return used[-1] if answer else None
 
 
@@ -231,7 +231,7 @@ def test_request_in_flight_outlives_close(client, files):
         assert len(files()) == 1
         return "answer"
 
-    assert run(client.memory.infer([PHOTO], Attempts(Budget(), 5), infer)) == "answer"
+    assert run(client.memory.infer([PHOTO], Attempts(RetryBudget(), 5), infer)) == "answer"
 
     assert not files()
     with pytest.raises(RuntimeError, match="the classifier is closed"):

@@ -109,29 +109,6 @@ class Breaker:
         self._on_change(state)
 
 
-class RetryBudget:
-    """Limit on retries, so that they never amplify a failure.
-
-    A failure costs a token and a success returns a tenth of one; a retry needs more than half of them.
-
-    Source: gRPC proposal A6, retry throttling.
-    """
-
-    MAX_TOKENS, RATIO = 10.0, 0.1
-
-    def __init__(self) -> None:
-        self._tokens = self.MAX_TOKENS
-
-    def succeeded(self) -> None:
-        """Record a request that needs no retry."""
-        self._tokens = min(self.MAX_TOKENS, self._tokens + self.RATIO)
-
-    def may_retry(self) -> bool:
-        """Record a failed request, and return whether it may be sent again."""
-        self._tokens = max(0.0, self._tokens - 1)
-        return self._tokens > self.MAX_TOKENS / 2
-
-
 # A death seen longer ago than this says nothing about the instance's current process.
 DEATH_COUNTS_S = 10.0
 # A request is sent to at most this many dead instances. Each costs a second in Triton 24.10, and the

@@ -14,7 +14,6 @@ from nereid.backends.routing.attempts import (
     AdmittedRequest,
     Attempt,
     AttemptPlan,
-    RetryBudget,
     VariantHealthRegistry,
     shorten_deadlines,
 )
@@ -31,6 +30,7 @@ from nereid.base.errors import (
     Unavailable,
     from_exception,
 )
+from nereid.client.retry import RetryBudget
 from nereid.tasks.task_outputs import TaskOutputs
 
 # After an attempt that took longer, the client's connection is checked again.
@@ -335,7 +335,7 @@ class Router:
                 )
             else:
                 # Each request tries each variant once, so fallbacks need no budget.
-                may_go_on = attempt.has_fallbacks or self._budget.may_retry()
+                may_go_on = attempt.has_fallbacks or self._budget.failed()
         if may_go_on:
             self._check_client(attempt.admitted)
         return may_go_on

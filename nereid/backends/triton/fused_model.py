@@ -25,7 +25,7 @@ from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
 from nereid.backends.triton.onnx_model import backend_settings, open_session
 from nereid.backends.triton.overlap import SLOTS, Overlap
 from nereid.backends.triton.post_processing import Outcome, RequestImages, open_post_processing
-from nereid.backends.triton.tensors import answer, log_error, read_images, reject, send
+from nereid.backends.triton.tensors import answer, log_error, read_images, reject, send_or_log
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, ServingError, from_exception
 from nereid.vision.imaging.pipeline import Pipeline
@@ -171,7 +171,4 @@ class DeferredBatch:
         except Exception as error:  # likewise
             responses = [reject(from_exception(error))] * len(self._senders)
         for sender, response in zip(self._senders, responses, strict=True):
-            try:
-                send(sender, response)
-            except Exception as error:  # the others need their responses, too
-                log_error(f"a response was not sent: {type(error).__name__}: {error}")
+            send_or_log(sender, response)

@@ -66,6 +66,10 @@ class MetricReporter:
                 self._sums[key] = self._sums.get(key, 0.0) + value
         self._wake()
 
+    def rejected(self, error: ServingError) -> None:
+        """Count a request that was rejected."""
+        self.add("rejected_total", reason=error.code.lower())
+
     def add_all(self, values: Mapping[str, float], /) -> None:
         """Observe values by the names of their tallies; cheaper than one call of `add` for each."""
         if not self._flusher.is_alive():
@@ -210,10 +214,6 @@ class SessionMetrics(MetricReporter):
     def device_failed(self) -> None:
         """Count a failure of the device, after which the instance is replaced."""
         self.add("device_failures_total")
-
-    def rejected(self, error: ServingError) -> None:
-        """Count a request that was rejected."""
-        self.add("rejected_total", reason=error.code.lower())
 
     def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
         """Count the inputs in host memory for an instance on a GPU."""

@@ -117,9 +117,9 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
     return any(letter not in (ZOMBIE, STOPPED) for letter in states(processes, proc).values())
 
 
-def uptime_s(pid: int, proc: Path = PROC) -> float | None:
+def uptime_s(pid: int) -> float | None:
     """Return how many seconds ago a process started; None if there is none."""
-    status = read_stat(proc / str(pid))
+    status = read_stat(PROC / str(pid))
     if status is None:
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - status.process.started / TICKS_PER_S

@@ -81,6 +81,14 @@ def send(sender: Any, response: Any) -> None:
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
+def send_or_log(sender: Any, response: Any) -> None:
+    """Send the only response of a request; an error is logged, because other requests need responses."""
+    try:
+        send(sender, response)
+    except Exception as error:
+        log_error(f"a response was not sent: {type(error).__name__}: {error}")
+
+
 def respond_to_batch(batch: "Batch", **tensors: np.ndarray) -> list[Any]:
     """Build the response of each request of `batch`: its rows of `tensors`, or its error."""
     return [

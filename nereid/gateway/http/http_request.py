@@ -168,9 +168,7 @@ class GatewayRequest:
         if TIMEOUT_HEADER in self.headers:
             given = self.header(TIMEOUT_HEADER)
             self.limit_s = whole_number("X-Request-Timeout-Ms", given, int(max_s * 1000)) / 1000
-        if (left_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
-            return left_s
-        raise self.late()
+        return self.left_s()
 
     def left_s(self) -> float:
         """Return the time left, in seconds.

@@ -183,16 +183,14 @@ class Uploads:
         kind_of(request, (JSON,))
         return _decode(kind, await self._received(request, remaining_s, MAX_UNCOUNTED_BYTES))
 
-    async def whole(
-        self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
-    ) -> memoryview:
-        """Read a body of at most `max_bytes` and at most the configured limit.
+    async def whole(self, request: GatewayRequest, remaining_s: float) -> memoryview:
+        """Read a body of at most the configured limit.
 
         Raises:
             Failure: the body is too large or late.
             ClientClosed: the client disconnected before sending the whole body.
         """
-        return memoryview(await self._received(request, remaining_s, max_bytes))
+        return memoryview(await self._received(request, remaining_s))
 
     async def _received(
         self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None

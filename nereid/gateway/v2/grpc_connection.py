@@ -195,14 +195,9 @@ class ClientUsage:
 
 
 class ClientUsages:
-    """The clients by name.
+    """The clients by name."""
 
-    Args:
-        clock: monotonic time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._known: dict[tuple[str, ClientLimits], ClientUsage] = {}
 
     def find(self, name: str, limits: ClientLimits) -> ClientUsage:
@@ -212,7 +207,7 @@ class ClientUsages:
             return client
         if len(self._known) >= MAX_IDLE:
             self._known = {n: each for n, each in self._known.items() if each.connections or each.calls}
-        given, clock = limits, self._clock
+        given, clock = limits, time.monotonic
         client = self._known[place] = ClientUsage(
             given,
             TokenBucket(given.frames, given.frames_per_s, clock),

@@ -97,7 +97,6 @@ def compare(
     window: Growth,
     reference: Reference,
     min_requests: int = MIN_REQUESTS,
-    risk: float = RISK,
 ) -> tuple[SignalDrift, ...]:
     """Compare the window of a variant with its reference, signal by signal.
 
@@ -105,12 +104,11 @@ def compare(
 
     Args:
         min_requests: minimum number of images for comparing a signal.
-        risk: probability that any signal exceeds its limits by chance.
     """
     mine = reference.variant(target.name)
     assert mine is not None
     of_reference = {*mine.signals, *([CLASS] if mine.classes else [])}
-    each_risk = risk / (max(1, len(of_reference)) * len(MEASURES))
+    each_risk = RISK / (max(1, len(of_reference)) * len(MEASURES))
     found = []
     for signal in SIGNALS:
         counts = window.get(series_of(target, route, signal), {})

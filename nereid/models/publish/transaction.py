@@ -99,7 +99,7 @@ class OperationJournal:
 
 
 @contextlib.contextmanager
-def opened_journal(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[OperationJournal]:
+def opened_journal(repository: Path) -> Iterator[OperationJournal]:
     """Open a repository's journal under its lock: no other command can change the set of models.
 
     Raises:
@@ -115,7 +115,7 @@ def opened_journal(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) ->
         )
     folder.mkdir(exist_ok=True)
     steps = Journal(folder / "journal.jsonl", OperationEvent, "nereid publish")
-    with steps.locked(timeout_s) as append:
+    with steps.locked() as append:
         try:
             yield OperationJournal(folder, steps, append)
         finally:

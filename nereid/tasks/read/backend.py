@@ -18,7 +18,7 @@ from nereid.backends.triton.metric_reporter import ImageSignals, MetricReporter
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.onnx_model import LocalNetwork, ServedNetwork
 from nereid.backends.triton.post_processing import Outcome, only_one
-from nereid.backends.triton.tensors import log_error, read_request, reject, respond, send
+from nereid.backends.triton.tensors import read_request, reject, respond, send, send_or_log
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import (
     BARCODE,
@@ -73,10 +73,6 @@ class ReaderMetrics(MetricReporter):
             self.add("missing_fields_total", field=field)
         for stage, milliseconds in stages_ms.items():
             self.add("stage_duration_seconds", milliseconds / 1e3, stage=stage)
-
-    def rejected(self, error: ServingError) -> None:
-        """Count a request that was rejected."""
-        self.add("rejected_total", reason=error.code.lower())
 
 
 class ReaderModel:
@@ -188,10 +184,7 @@ class ReaderModel:
         except Exception as error:  # every request needs a response
             response = reject(from_exception(error))
         self._places.release()
-        try:
-            send(sender, response)
-        except Exception as error:
-            log_error(f"a response was not sent: {type(error).__name__}: {error}")
+        send_or_log(sender, response)
 
     def _responses(
         self, requests: Sequence[Any], read: Sequence[_Read], reader: "TextReader", tracer: ModelTracer

@@ -9,9 +9,6 @@ from nereid.backends.triton.metrics import DURATIONS_S
 from nereid.base.metrics_page import MetricSpec, counter, tally
 from nereid.vision.imaging.decode import EncodedImage
 
-# In order. The last stage runs once for the lines of several images.
-STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
-
 # Cause and next step if a stage is slow.
 MEANINGS = {
     "barcodes": ("searching the images for barcodes is slow", "send smaller images"),
