@@ -4,13 +4,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import InvalidConfig, OperationFailed
 
 # System errors for a full disk and an exhausted quota.
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
@@ -31,6 +32,32 @@ def filename_in_errors(path: Path) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
+
+
+def read_regular(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Return a regular file's content and status; a named pipe does not block.
+
+    Raises:
+        InvalidConfig: it is not a regular file, or has more than `max_bytes`.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidConfig(f"'{path}': expected a regular file")
+        return read_at_most(file, max_bytes, str(path)), status
+
+
+def read_at_most(file: BinaryIO, max_bytes: int, name: str) -> bytes:
+    """Return the content of `file`, which messages call `name`.
+
+    Raises:
+        InvalidConfig: it has more than `max_bytes`.
+    """
+    text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise InvalidConfig(f"'{name}': expected at most {max_bytes:,} bytes, got more")
+    return text
 
 
 def replace(path: Path, content: bytes, staging: Path | None = None) -> None:

@@ -246,11 +246,12 @@ def _proposal(words: list[str], file: str) -> "Propose | None":
 
 
 def _content(file: str) -> bytes:
-    from nereid.backends.routing.route_file import read_all
+    from nereid.backends.routing.route_file import MAX_BYTES
+    from nereid.base.files import read_at_most
 
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
-            return read_all(opened, file)
+            return read_at_most(opened, MAX_BYTES, file)
     except OSError as error:
         raise WrongUsage(f"cannot read '{file}': {error.strerror}") from None
 

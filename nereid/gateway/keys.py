@@ -1,7 +1,6 @@
 """The gateway's API keys, their permissions and quotas. The file stores digests, never secrets."""
 
 import logging
-import os
 import secrets
 import stat
 import time
@@ -14,7 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from nereid.base import files
 from nereid.base.contract import KEY_HEADER
+from nereid.base.errors import InvalidConfig
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
 from nereid.gateway.shared_tables import SharedTable
@@ -77,18 +78,13 @@ def read(path: Path) -> KeyFile:
         InvalidKeys: the file cannot be read, is writable by other users, or has invalid content.
     """
     try:
-        # Without O_NONBLOCK, opening a named pipe would block.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            text = file.read(MAX_BYTES + 1) if stat.S_ISREG(status.st_mode) else None
+        text, status = files.read_regular(path, MAX_BYTES)
     except OSError as error:
         raise InvalidKeys(f"cannot read keys from '{path}': {error.strerror}") from None
-    if text is None:
-        raise InvalidKeys(f"cannot read keys from '{path}': it is not a regular file")
+    except InvalidConfig as error:
+        raise InvalidKeys(f"cannot read keys from {error.args[0]}") from None
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidKeys(f"'{path}' can be changed by others; fix: chmod 600 '{path}'")
-    if len(text) > MAX_BYTES:
-        raise InvalidKeys(f"'{path}' has more than {MAX_BYTES:,} bytes")
     try:
         return msgspec.json.decode(text, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,6 +1,7 @@
 """Fields of documents: the file that defines them, what proves a number, and checksums of numbers."""
 
 import json
+import os
 import re
 from collections import Counter
 
@@ -63,6 +64,13 @@ def test_missing_file_is_named(tmp_path):
         InvalidConfig, match=re.escape(f"cannot read '{tmp_path / 'none.json'}': No such file")
     ):
         field_file.read_specification(tmp_path / "none.json")
+
+
+def test_pipe_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+
+    with pytest.raises(InvalidConfig, match=r"pipe.json': expected a regular file"):
+        field_file.read_specification(tmp_path / "pipe.json")
 
 
 def test_ways_are_counted():

@@ -75,9 +75,9 @@ def test_wrong_command_changes_nothing(words, status, text, nereid, path):
 @cases(
     no_key=('{"keys": [{"id": "x"}]}', 0o600, "is not a key file"),
     writable_by_others=('{"keys": []}', 0o622, "can be changed by others; fix: chmod 600"),
-    too_large=(" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
+    too_large=(" " * 1_000_001, 0o600, "expected at most 1,000,000 bytes, got more"),
     # Reading a named pipe would block the gateway.
-    pipe=(None, 0o600, "it is not a regular file"),
+    pipe=(None, 0o600, "expected a regular file"),
 )
 def test_unusable_file_is_refused(text, mode, reason, path):
     path.parent.mkdir()

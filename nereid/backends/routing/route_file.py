@@ -1,16 +1,16 @@
 """Route files: reading, checks, and the watch of a served route."""
 
 import os
-import stat
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from nereid.backends.routing.assignment import LoadedRoute, Route, Shadow, parse_route
 from nereid.base.config.model_config import ModelConfig, RouteSettings
 from nereid.base.contract import ROUTE_OUTPUTS
 from nereid.base.errors import InvalidConfig
+from nereid.base.files import read_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,29 +80,8 @@ def _check_tensors(config: ModelConfig, model: str, version: int) -> None:
 
 
 def read(path: Path) -> tuple[bytes, os.stat_result]:
-    """Return a file's content and status without blocking, reading at most `MAX_BYTES`.
-
-    Raises:
-        InvalidConfig: it is too large, or not a regular file.
-        OSError: it cannot be read.
-    """
-    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidConfig(f"'{path}': expected a regular file")
-        return read_all(file, str(path)), status
-
-
-def read_all(file: BinaryIO, name: str) -> bytes:
-    """Return the content of `file`, which messages call `name`.
-
-    Raises:
-        InvalidConfig: it has more than `MAX_BYTES`.
-    """
-    text = file.read(MAX_BYTES + 1)
-    if len(text) > MAX_BYTES:
-        raise InvalidConfig(f"'{name}': expected at most {MAX_BYTES:,} bytes, got more")
-    return text
+    """Return a file's content and status, reading at most `MAX_BYTES`; errors are as for `read_regular`."""
+    return read_regular(path, MAX_BYTES)
 
 
 class RouteWatch:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from nereid.base.errors import InvalidConfig
+from nereid.base.files import read_regular
 from nereid.tasks.read.fields.check_digits import CHECKSUMS
 from nereid.tasks.read.fields.shapes import (
     CHECKED,
@@ -177,12 +178,9 @@ def read_specification(path: Path) -> Specification:
         InvalidConfig: the file cannot be read, or is not a specification.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
+        text, _ = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise InvalidConfig(f"cannot read '{path}': {error.strerror}") from None
-    if len(text) > MAX_BYTES:
-        raise InvalidConfig(f"'{path}': expected at most {MAX_BYTES:,} bytes, got more")
     try:
         return parse_specification(text)
     except InvalidConfig as error:
