@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from tests.conftest import ROOT
 from tools.metrics_page import families
 
@@ -41,7 +41,7 @@ def rules() -> Mapping[str, str]:
 
 
 def gpu_metrics() -> set[str]:
-    return {*Snapshot.parse(GPU_PAGE.read_text()).samples}
+    return {*MetricSamples.parse(GPU_PAGE.read_text()).samples}
 
 
 def exported() -> set[str]:

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.server.embedded_server import EmbeddedServer
 from tests.networks import ONE_INSTANCE, connect, given, serve, store, tensor, written
 
@@ -271,9 +271,9 @@ class RouteServer:
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics().total(ROUTE_PREFIX + name, labels)
 
-    def metrics(self) -> Snapshot:
+    def metrics(self) -> MetricSamples:
         page = metrics_page.fetch(f"127.0.0.1:{self.server.options.ports.metrics}", WATCHDOG_S)
-        return Snapshot.parse(page, (ROUTE_PREFIX,))
+        return MetricSamples.parse(page, (ROUTE_PREFIX,))
 
     def wait_metric(self, expected: float, name: str, **labels: str) -> None:
         """Wait until a metric has a value; it is sent some time after the response."""

@@ -17,7 +17,7 @@ import numpy as np
 from nereid.backends.triton import stub_processes
 from nereid.base import metrics_page
 from nereid.base.assets import COFFEE
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
 from tests.commands import captured
@@ -117,7 +117,7 @@ class Served:
         return str(wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready"))
 
     def metric(self, name: str, **labels: str) -> float:
-        return Snapshot.parse(self.page("/metrics")[1]).total(f"nereid_supervisor_{name}", labels)
+        return MetricSamples.parse(self.page("/metrics")[1]).total(f"nereid_supervisor_{name}", labels)
 
     def numbers(self, model: str, count: int = 4, protocol: Any = "http") -> list[float]:
         with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:

@@ -18,7 +18,7 @@ from loadtest.servers import Supervised
 from loadtest.torture.faults import END_S, Gateway
 from nereid.backends.triton import stub_memory, stub_processes
 from nereid.base import metrics_page
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.server.command_line import REGION_PREFIX
 
 # Gauges of server and gateway that must be zero without traffic, and the supervisor's count of its restarts.
@@ -118,10 +118,10 @@ class Observer:
         record = self._running.record
         ports = record.ports.metrics, self._gateway.port, record.health_port
         pages = (metrics_page.fetch(f"127.0.0.1:{port}", PAGE_S) for port in ports)
-        return gauges(Snapshot.parse("\n".join(pages)))
+        return gauges(MetricSamples.parse("\n".join(pages)))
 
 
-def gauges(page: Snapshot) -> Sample:
+def gauges(page: MetricSamples) -> Sample:
     """Return the sum of each gauge, and of the repairs.
 
     Raises:

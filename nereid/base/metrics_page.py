@@ -25,14 +25,16 @@ GAUGE = re.compile(r"# TYPE (\w+) gauge")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MetricSamples:
     """A page's values by name and labels, or their increase between two pages; and its gauges' names."""
 
     samples: Mapping[str, Mapping[LabelSet, float]]
     gauges: Collection[str] = ()
 
     @classmethod
-    def parse(cls, page: str, prefixes: tuple[str, ...] = ("",), labels: LabelMatchers = ANY) -> "Snapshot":
+    def parse(
+        cls, page: str, prefixes: tuple[str, ...] = ("",), labels: LabelMatchers = ANY
+    ) -> "MetricSamples":
         """Parse a page's samples whose names start with one of the prefixes and that have these labels.
 
         `prometheus_client.parser` would append `_total` to Triton's counters, such as `nv_inference_count`.
@@ -45,7 +47,7 @@ class Snapshot:
                     samples[found[1]][frozenset(own.items())] = float(found[3])
         return cls(dict(samples), frozenset(GAUGE.findall(page)))
 
-    def __sub__(self, earlier: "Snapshot") -> "Snapshot":
+    def __sub__(self, earlier: "MetricSamples") -> "MetricSamples":
         """Return the increase of all counters since an earlier page; the result has no gauges.
 
         A series missing from the earlier page increased from zero; one that disappeared is ignored. If any
@@ -63,14 +65,14 @@ class Snapshot:
             is_reset = resets and _owner(name, labels) in resets
             return value if is_reset else value - earlier._value(name, labels)
 
-        return Snapshot(
+        return MetricSamples(
             {
                 name: {labels: grown(name, labels, value) for labels, value in series.items()}
                 for name, series in counters.items()
             }
         )
 
-    def was_reset(self, earlier: "Snapshot", counters: Collection[str]) -> bool:
+    def was_reset(self, earlier: "MetricSamples", counters: Collection[str]) -> bool:
         """Return whether any series of these counters decreased or disappeared since an earlier page."""
         return any(
             self._value(name, labels) < value

@@ -12,7 +12,7 @@ from nereid.base import metrics_page
 from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
 from nereid.base.config.model_config import config_path, read_profile
 from nereid.base.errors import InvalidConfig
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.base.processes import BackOff, available_bytes
 from nereid.base.units import format_bytes
 from nereid.server.control import NOT_LOADED, Control, Instances, Refused
@@ -183,7 +183,7 @@ class ModelLoad:
     busy: float
 
 
-def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, ModelLoad]:
+def read_loads(page: MetricSamples, growth: MetricSamples, seconds: float) -> dict[str, ModelLoad]:
     """Return the load of each loaded model, from Triton's page and its growth over some seconds."""
 
     def grown(name: str) -> dict[tuple[str, ...], float]:
@@ -204,7 +204,7 @@ def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, Mo
     return found
 
 
-def read_gpu(page: Snapshot) -> GpuSample | None:
+def read_gpu(page: MetricSamples) -> GpuSample | None:
     """Return the highest use and the least free memory of any GPU, as if they were one GPU's."""
     busy, total, used = (
         page.sums(f"nv_gpu_{name}", "gpu_uuid")
@@ -283,7 +283,7 @@ class InstanceController:
         self._bounds: dict[str, InstanceBounds] = {}
         self._read: dict[str, tuple[int, InstanceBounds | None]] = {}
         self._models: dict[str, _Model] = {}
-        self._page: Snapshot | None = None
+        self._page: MetricSamples | None = None
         self._page_s = 0.0
 
     def discover(self, models: Collection[str]) -> bool:
@@ -312,7 +312,7 @@ class InstanceController:
             self._health.instances_seen({})
             return IDLE_S
         text = metrics_page.fetch(self._record.url("metrics"), TIMEOUT_S)
-        before, self._page = self._page, Snapshot.parse(text, PREFIXES)
+        before, self._page = self._page, MetricSamples.parse(text, PREFIXES)
         seconds, self._page_s = time.monotonic() - self._page_s, time.monotonic()
         loads = read_loads(self._page, self._page - (before or self._page), seconds)
         gpu = read_gpu(self._page)

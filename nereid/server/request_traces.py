@@ -11,7 +11,7 @@ from typing import Any
 
 from nereid.base.errors import WrongUsage
 from nereid.base.metrics_page import render
-from nereid.base.tracing.collector import METRICS, PREFIX, Collector, RecordFile, Traces
+from nereid.base.tracing.collector import METRICS, PREFIX, Collector, RecordFile, TailSampler
 from nereid.base.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
 from nereid.base.tracing.request_log import request_log_entries
 from nereid.server.run_dir import make_socket_folder, trace_socket
@@ -74,7 +74,7 @@ def collecting(
         socket = trace_socket(folder)
         make_socket_folder(socket.parent)
         stack.callback(shutil.rmtree, socket.parent, ignore_errors=True)
-        traces = Traces(file.write, export, log_requests if options.is_logged else None)
+        traces = TailSampler(file.write, export, log_requests if options.is_logged else None)
         collector = Collector(socket, traces, log)
         stack.enter_context(collector.running())
         yield lambda: render(collector.samples(), PREFIX, METRICS)

@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance, ImageFilter
 from nereid.backends.routing.reference_file import path_of, read_reference
 from nereid.base import metrics_page
 from nereid.base.assets import REPOSITORY
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import VariantDrift
 from nereid.insight.drift.monitor import Monitor, Server, Timing
@@ -141,7 +141,7 @@ class World:
 
     def counted(self, variant: str) -> tuple[int, int]:
         page = metrics_page.fetch(f"127.0.0.1:{self.served.ports['metrics']}", 10)
-        grown = growth_of(Snapshot.parse(page))
+        grown = growth_of(MetricSamples.parse(page))
         version = variant.removeprefix("v")
         model = f"classify_{variant}" if self.served.record.profile == "cpu" else "imagenet_preprocess"
         names = (
@@ -212,7 +212,7 @@ def test_undisturbed_photos_raise_nothing(world):
 def test_histograms_of_the_page_are_whole(world):
     """Buckets rise up to the count, and all of them exist, as in a histogram of Prometheus."""
     world.look_at(lambda photo: photo)
-    page = Snapshot.parse(metrics_page.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10))
+    page = MetricSamples.parse(metrics_page.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10))
     for signal in SIGNALS - {recording.CLASS}:
         name, by = f"nereid_route_{signal}", ("route", "variant", "version", "model_instance")
         if signal in recording.INPUT_SIGNALS:

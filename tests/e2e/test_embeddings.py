@@ -15,7 +15,7 @@ import pytest
 from nereid import Embedder
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.contract import EMBEDDING
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from tests.embedders import DIMS, convolutional, embeddings, small
 from tests.networks import CLIENTS
 from tests.routes import store_adding, wait_until
@@ -44,7 +44,7 @@ class Faces:
         return done
 
     def shadow(self, name: str, **labels: str) -> float:
-        page = Snapshot.parse(self.served.triton_page())
+        page = MetricSamples.parse(self.served.triton_page())
         return page.total(f"{SHADOW}{name}", {"route": "faces", **labels})
 
     def set_route(self, **changes: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.server.control import Control
 from tests.routes import document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_eyes
@@ -41,7 +41,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 
 def counted(served: Served, to: str) -> float:
-    return Snapshot.parse(served.triton_page()).total("nereid_route_fallbacks_total", {"to": to})
+    return MetricSamples.parse(served.triton_page()).total("nereid_route_fallbacks_total", {"to": to})
 
 
 @pytest.mark.slow

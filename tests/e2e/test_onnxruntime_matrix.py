@@ -15,7 +15,7 @@ import tritonclient.grpc
 from onnx import helper
 
 from nereid.base import metrics_page
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.vision.inference import shared_weights
 from tests.e2e.conftest import group_members, url
 from tests.networks import (
@@ -206,7 +206,7 @@ def executions(server, model: str) -> int:
 
 
 def metric(server, name: str, **labels: str) -> float:
-    return Snapshot.parse(metrics_page.fetch(url(server, "metrics"), LAG_S)).total(name, labels)
+    return MetricSamples.parse(metrics_page.fetch(url(server, "metrics"), LAG_S)).total(name, labels)
 
 
 def await_metric(server, name: str, expected: float, **labels: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from nereid import Detection, Detector, Embedder, Reader, Reading
 from nereid.base.assets import COFFEE
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from tests.detectors import CLASSES, KNOWN, TestDetector, moved
 from tests.embedders import UNIT, convolutional, embeddings, small
 from tests.labels import LABEL, WORDS
@@ -171,7 +171,7 @@ def test_life_of_a_model(served, tmp_path, store):
 
     def agreed() -> float:
         labels = {"route": own.name, "outcome": "agreed"}
-        return Snapshot.parse(server.triton_page()).total("nereid_route_shadow_requests_total", labels)
+        return MetricSamples.parse(server.triton_page()).total("nereid_route_shadow_requests_total", labels)
 
     nereid("add", str(own.first), "--name", own.name, "--task", own.task, "--yes", *own.more)
     assert own.ask(address) == ("v1", own.words)

@@ -25,7 +25,7 @@ from nereid import RequestRefused
 from nereid.base import metrics_page
 from nereid.base.assets import PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.contract import DEADLINE_PARAMETER
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
@@ -201,7 +201,7 @@ def test_field_that_is_not_found_is_not_an_error(server):
     found = ask(server, "read_waybill", BLANK)
 
     def missing() -> dict[tuple[str, ...], float]:
-        page = Snapshot.parse(metrics_page.fetch(url(server, "metrics"), WATCHDOG_S))
+        page = MetricSamples.parse(metrics_page.fetch(url(server, "metrics"), WATCHDOG_S))
         return page.sums("nereid_reader_missing_fields_total", "field")
 
     assert found["text"].shape == (1, 0)

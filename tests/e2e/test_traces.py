@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.base.tracing.collector import HOLD_S
 from nereid.server.control import Control
 from nereid.tasks.classify.client import Classifier
@@ -56,7 +56,7 @@ class Traced:
         return found
 
     def count(self, name):
-        return Snapshot.parse(self.served.triton_page()).total(name)
+        return MetricSamples.parse(self.served.triton_page()).total(name)
 
     def tree(self, trace, span, *names):
         spans = self.receiver.wait_for(trace, *names)

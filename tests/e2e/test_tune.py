@@ -14,7 +14,7 @@ import pytest
 from loadtest.servers import served
 from nereid.base import metrics_page
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.insight.tune import profiles, search
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, with_settings
 from nereid.insight.tune.search import FIRST_S, NotMeasured, Objective, Search
@@ -106,7 +106,7 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
 
     assert (load.failed, load.answered > 0) == (0, True)
     assert "2 thread(s) per instance" in log
-    runs = Snapshot.parse(page).buckets("nereid_onnxruntime_batch_size", "model")["classify_v1",]
+    runs = MetricSamples.parse(page).buckets("nereid_onnxruntime_batch_size", "model")["classify_v1",]
     assert runs[4] > 0 == sum(count for bound, count in runs.items() if bound > 4)
 
 

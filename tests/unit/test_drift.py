@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from nereid.backends.routing import reference_file
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import VariantSignals, from_traffic
 from nereid.insight.drift.comparison import MonitoredVariant, VariantDrift, compare, why_not
@@ -62,7 +62,7 @@ def reference_of(measured: VariantSignals) -> reference_file.Reference:
 
 
 def test_page_is_read_by_series():
-    page = Snapshot.parse(PAGE, recording.PREFIXES)
+    page = MetricSamples.parse(PAGE, recording.PREFIXES)
 
     assert growth_of(page) == {
         "route|r|v1|7|confidence": {"0.1": 1, "0.5": 2, "+Inf": 12},
@@ -76,7 +76,7 @@ def test_page_is_read_by_series():
 def test_bucket_that_lags_behind_counts_once():
     line, series = 'nereid_image_aspect_bucket{{le="{}",model="m",version="1"}} {}\n', "image|m|1|aspect"
     pages = [
-        Snapshot.parse("".join(map(line.format, ("0.4", "0.5", "+Inf"), counts)))
+        MetricSamples.parse("".join(map(line.format, ("0.4", "0.5", "+Inf"), counts)))
         for counts in ((0, 0, 0), (5, 4, 5), (5, 5, 5))
     ]
     history = History()
@@ -103,7 +103,7 @@ def test_history_is_bounded():
         history.add(RecordedInterval(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
     line = 'nereid_image_aspect_bucket{{le="+Inf",model="m{}",version="1"}} 1\n'
 
-    page = growth_of(Snapshot.parse("".join(line.format(number) for number in range(5000))))
+    page = growth_of(MetricSamples.parse("".join(line.format(number) for number in range(5000))))
 
     window, covered_s = history.window(NOW + 999, 3600)
     assert (len(history.slots), window["route|r|v1|7|confidence"], covered_s) == (10, {"0.5": 10}, 10.0)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from nereid.base.errors import ServerError
-from nereid.base.metrics_page import Snapshot, get
+from nereid.base.metrics_page import MetricSamples, get
 from nereid.server.supervision import health as pages
 from nereid.server.supervision.health import Health
 from tests.tables import cases
@@ -120,7 +120,7 @@ def test_metrics_count_repairs_and_restarts(health):
         r'nereid_supervisor_repairs_total{model="a\"b\\",cause="probe"} 1',
         'nereid_supervisor_repairs_total{model="eyes",cause="pid"} 1',
     ]
-    found = Snapshot.parse(page)
+    found = MetricSamples.parse(page)
     assert found.gauge("nereid_supervisor_restarts_total") == 1
     assert found.gauge("nereid_supervisor_repair_failures_total", {"model": "eyes"}) == 1
     assert found.gauge("nereid_supervisor_ready") == 1

@@ -16,7 +16,7 @@ from nereid.base.config.instance_bounds import (
     with_instance_count,
 )
 from nereid.base.errors import InvalidConfig
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.server import autoscaling
 from nereid.server.control import Instances
 from nereid.server.ports import Ports
@@ -91,17 +91,17 @@ nv_gpu_memory_used_bytes{gpu_uuid="GPU-2"} 70000
 
 def test_loads_are_those_of_the_interval():
     """Each request of a batch counts the time of the whole batch; the busiest version counts."""
-    before = Snapshot.parse(PAGE)
+    before = MetricSamples.parse(PAGE)
     more = PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
-    after = Snapshot.parse(more)
+    after = MetricSamples.parse(more)
 
     assert autoscaling.read_loads(after, after - before, 2.0) == {"eyes": autoscaling.ModelLoad(7, 4.0)}
     assert autoscaling.read_loads(after, after - after, 2.0) == {"eyes": autoscaling.ModelLoad(7, 0.0)}
 
 
 def test_gpus_count_like_the_fullest():
-    assert autoscaling.read_gpu(Snapshot.parse(PAGE)) == autoscaling.GpuSample(0.62, 10000, 70000)
-    assert autoscaling.read_gpu(Snapshot.parse("")) is None
+    assert autoscaling.read_gpu(MetricSamples.parse(PAGE)) == autoscaling.GpuSample(0.62, 10000, 70000)
+    assert autoscaling.read_gpu(MetricSamples.parse("")) is None
 
 
 class Proc:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.base.metrics_page import Snapshot, counter, gauge, quantile, render, without_lag
+from nereid.base.metrics_page import MetricSamples, counter, gauge, quantile, render, without_lag
 from tests.tables import cases
 
 X, Y = 'c{a="x"}', 'c{a="y"}'
 
 
-def grown(before: str, after: str) -> Snapshot:
-    return Snapshot.parse(after) - Snapshot.parse(before)
+def grown(before: str, after: str) -> MetricSamples:
+    return MetricSamples.parse(after) - MetricSamples.parse(before)
 
 
 @cases(
@@ -39,16 +39,16 @@ def test_growth_of_a_counter(before, after, growth):
 )
 def test_no_event_is_lost_or_counted_twice(looks, restarts):
     """The growth of all looks together is the number of events, if each restart shows in each counter."""
-    counts, events, before, total = dict[str, int](), 0, Snapshot({}), 0.0
+    counts, events, before, total = dict[str, int](), 0, MetricSamples({}), 0.0
     for number, look in enumerate(looks):
         if number in restarts:
             counts = dict.fromkeys(counts, 0)
-            now = Snapshot.parse("".join(f'c{{a="{name}"}} 0\n' for name in counts))
+            now = MetricSamples.parse("".join(f'c{{a="{name}"}} 0\n' for name in counts))
             total, before = total + (now - before).total("c"), now
         for name, count in look.items():
             counts[name] = counts.get(name, 0) + count
             events += count
-        now = Snapshot.parse("".join(f'c{{a="{name}"}} {count}\n' for name, count in counts.items()))
+        now = MetricSamples.parse("".join(f'c{{a="{name}"}} {count}\n' for name, count in counts.items()))
         total, before = total + (now - before).total("c"), now
 
     assert total == events
@@ -63,7 +63,10 @@ def test_no_event_is_lost_or_counted_twice(looks, restarts):
     another_counter=(f"{X} 5\n{Y} 0\nd 3", False),
 )
 def test_reset_shows_in_a_smaller_count(after, is_reset):
-    assert Snapshot.parse(after).was_reset(Snapshot.parse(f"{X} 5\n{Y} 0\nd 4"), ["c", "absent"]) is is_reset
+    assert (
+        MetricSamples.parse(after).was_reset(MetricSamples.parse(f"{X} 5\n{Y} 0\nd 4"), ["c", "absent"])
+        is is_reset
+    )
 
 
 PAGE = """# TYPE c counter
@@ -85,7 +88,7 @@ cc{a="x"} 16
     none=({"a": "z"}, {}, 0),
 )
 def test_sums_over_labels(labels, excluding, total):
-    page = Snapshot.parse(PAGE)
+    page = MetricSamples.parse(PAGE)
 
     assert page.total("c", labels, excluding) == total
     assert sum(page.sums("c", "b", labels=labels, excluding=excluding).values()) == total
@@ -93,15 +96,15 @@ def test_sums_over_labels(labels, excluding, total):
 
 
 def test_page_is_parsed_in_part():
-    assert [*Snapshot.parse(PAGE, ("cc",)).samples] == ["cc"]
-    assert Snapshot.parse(PAGE, labels={"b": "2"}).sums("c", "a") == {("x",): 2, ("y",): 4}
-    assert Snapshot.parse(PAGE).sums("c", "a") == {("x",): 3, ("y",): 4, ("",): 8}
+    assert [*MetricSamples.parse(PAGE, ("cc",)).samples] == ["cc"]
+    assert MetricSamples.parse(PAGE, labels={"b": "2"}).sums("c", "a") == {("x",): 2, ("y",): 4}
+    assert MetricSamples.parse(PAGE).sums("c", "a") == {("x",): 3, ("y",): 4, ("",): 8}
 
 
 def test_rendered_page_has_the_same_samples():
     kinds = {"c": counter("C."), "g": gauge("G.")}
 
-    page = Snapshot.parse(render({("c", (("a", "x y"),)): 1.5, ("g", ()): 2.0}, "p_", kinds))
+    page = MetricSamples.parse(render({("c", (("a", "x y"),)): 1.5, ("g", ()): 2.0}, "p_", kinds))
 
     assert (page.sums("p_c", "a"), page.gauge("p_g"), len(page.samples)) == ({("x y",): 1.5}, 2.0, 2)
 
@@ -132,7 +135,7 @@ def test_histogram_is_reset_as_a_whole():
 
 
 def test_bucket_that_lags_behind_is_empty():
-    page = Snapshot.parse(histogram('a="x"', 4, 3, 5))
+    page = MetricSamples.parse(histogram('a="x"', 4, 3, 5))
 
     assert without_lag(page.buckets("h")[()]) == {1: 4, 2: 0, math.inf: 1}
     assert page.quantile(1.0, "h") == 2

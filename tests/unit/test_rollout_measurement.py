@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.models.rollout import measurement, plan
 from nereid.models.rollout.judge import Outcome, Tally
 from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
@@ -35,7 +35,7 @@ def verdicts(
     measured, found = measurement.Measurement(state, 0.0, open_s), []
     for number in range(looks):
         counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
-        page = Snapshot.parse(f"{counted}{requests * number}")
+        page = MetricSamples.parse(f"{counted}{requests * number}")
         served = ServedRouteStatus(frozenset(), breakers[min(number, len(breakers) - 1)])
         measured.add(measurement.MetricsSnapshot(1, page, served), measurement.SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
@@ -119,7 +119,7 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
         "shadow outcome",
         *[("copy", "agreed", 8), ("copy", "disagreed", 1), ("copy", "failed", 2), ("copy", "shed", 9)],
     )
-    page = Snapshot(
+    page = MetricSamples(
         {REQUESTS_TOTAL: requests, f"{measurement.DURATIONS}_bucket": durations, measurement.SHADOWS: shadows}
     )
 
@@ -141,9 +141,9 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
 def test_bucket_that_lags_behind_counts_once(cumulative, carried_slow, slow, counted):
     """A page may be written while the route counts; the next page makes up for it."""
     line = f'{measurement.DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
-    before, found = Snapshot({}), []
+    before, found = MetricSamples({}), []
     for counts in cumulative:
-        page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), counts)))
+        page = MetricSamples.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), counts)))
         found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, carried_slow))
         before = page
 

@@ -15,7 +15,7 @@ import pytest
 
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import user_name
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.cli import route as commands
 from nereid.models.routes.change import (
     RunningServer,
@@ -504,7 +504,7 @@ def test_metrics_page_is_read_for_one_route():
     """The newest file of each instance and the worst breaker count; other routes have no effect."""
     breakers = {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"}
 
-    assert read_metrics(Snapshot.parse(PAGE), "classify") == ServedRouteStatus(
+    assert read_metrics(MetricSamples.parse(PAGE), "classify") == ServedRouteStatus(
         frozenset({"new", "late"}), breakers
     )
-    assert read_metrics(Snapshot.parse(PAGE), "none") == ServedRouteStatus(frozenset(), {})
+    assert read_metrics(MetricSamples.parse(PAGE), "none") == ServedRouteStatus(frozenset(), {})

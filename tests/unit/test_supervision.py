@@ -12,7 +12,7 @@ import pytest
 from nereid.application.gateway_program import gateway
 from nereid.application.launcher import command
 from nereid.backends.triton.stub_processes import TICKS_PER_S, Process
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.server import gateway_process
 from nereid.server.embedded_server import EnvironmentFolders
 from nereid.server.gateway_process import GatewayProcess
@@ -308,7 +308,7 @@ def pages_of(*looks: list[Usage]) -> list[dict[tuple[str, str], float]]:
             for name in page.samples
             for (process,), value in page.sums(name, "process").items()
         }
-        for page in (Snapshot.parse(metrics.page()) for _ in looks)
+        for page in (MetricSamples.parse(metrics.page()) for _ in looks)
     ]
 
 

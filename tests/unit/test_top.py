@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nereid.backends.routing.assignment import parse_route
 from nereid.backends.triton.stub_processes import Process
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.cli.top import view
 from nereid.insight.observe import top
 from nereid.insight.observe.contention import MachineReading
@@ -58,7 +58,7 @@ def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
 def reading(read_s: float, text: str = "", **changed: object) -> ServerReading:
     cores = {0: (int(10 * read_s), int(100 * read_s))}
     machine = MachineReading(cores, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None)
-    page = Snapshot.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
+    page = MetricSamples.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
     plain = ServerReading(read_s, SERVER, page, (), machine, [], {"dogs": ROUTE}, {})
     return replace(plain, **changed)  # type: ignore[arg-type]
 
@@ -165,7 +165,7 @@ nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="overloa
 nereid_gateway_requests_total{{endpoint="/metrics",model="",outcome="ok"}} {predicted * 1000}
 nereid_gateway_in_flight 4
 nereid_gateway_limit 24"""
-    return GatewayReading(read_s, GATEWAY, None if trouble else Snapshot.parse(text), trouble, [])
+    return GatewayReading(read_s, GATEWAY, None if trouble else MetricSamples.parse(text), trouble, [])
 
 
 def test_gateway_counts_requests_of_models():

@@ -18,7 +18,14 @@ from msgspec import Struct
 from nereid.base.errors import OperationFailed
 from nereid.base.journal import Journal
 from nereid.base.tracing import collector, request_log
-from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, RecordFile, Traces, read_records
+from nereid.base.tracing.collector import (
+    HOLD_S,
+    MAX_KEPT_PER_S,
+    MAX_TRACES,
+    RecordFile,
+    TailSampler,
+    read_records,
+)
 from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
 from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, never_raises
 from tests.routes import wait_until
@@ -126,7 +133,7 @@ def test_each_request_has_one_line(records, names):
 
 def exporting():
     found = []
-    return Traces(lambda lines: None, found.extend), found
+    return TailSampler(lambda lines: None, found.extend), found
 
 
 def kept(count, seconds=1.0, **more):
@@ -168,7 +175,7 @@ def test_records_of_a_kept_trace_are_exported(first, expired_s, second, second_s
 
 def test_memory_is_bounded():
     finished = []
-    traces = Traces([].extend, [].extend, lambda records, is_kept: finished.append(records))
+    traces = TailSampler([].extend, [].extend, lambda records, is_kept: finished.append(records))
     for number in range(MAX_TRACES + 100):
         traces.add(encoded(ROUTE | {"trace": str(number)}), 0)
 
@@ -178,7 +185,7 @@ def test_memory_is_bounded():
 
 def test_damaged_record_does_not_end_the_collector(tmp_path):
     written, log = [], []
-    traces = Traces(written.extend, lambda records: None)
+    traces = TailSampler(written.extend, lambda records: None)
     receiver = collector.Collector(tmp_path / "s", traces, log.append)
     with receiver.running(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for text in (b"nonsense", b'{"trace":1}', b"{}", b"\n", *encoded(ROUTE)):

@@ -70,7 +70,7 @@ class _Trace:
     is_wanted: bool = False
 
 
-class Traces:
+class TailSampler:
     """The traces in memory; not thread-safe, and has no clock of its own.
 
     Records stay encoded because only a few of them are needed.
@@ -176,7 +176,7 @@ class Collector:
         log: receives a line about records that cannot be read.
     """
 
-    def __init__(self, path: Path, traces: Traces, log: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, traces: TailSampler, log: Callable[[str], None]) -> None:
         self._path, self._traces, self._log = path, traces, log
         self._is_closing = self._has_logged = False
 

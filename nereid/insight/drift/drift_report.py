@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from nereid.base import metrics_page
 from nereid.base.errors import OperationFailed
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.insight.drift.monitor import STATE_FILE, DriftState, RouteDrift
 from nereid.insight.drift.recording import History, shadow_series
 from nereid.server.run_dir import GatewayRecord
@@ -128,7 +128,7 @@ def _feedback(gateways: Sequence[GatewayRecord], route: str) -> Counter[tuple[st
             text = metrics_page.fetch(gateway.url, PAGE_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             continue
-        page = Snapshot.parse(text, (FEEDBACK,), {"model": route})
+        page = MetricSamples.parse(text, (FEEDBACK,), {"model": route})
         for (variant, result), count in page.sums(FEEDBACK, "variant", "result").items():
             counts[variant, result] += int(count)
     return counts

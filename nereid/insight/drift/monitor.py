@@ -14,7 +14,7 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.base import metrics_page
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import Labels, Snapshot, gauge, render
+from nereid.base.metrics_page import Labels, MetricSamples, gauge, render
 from nereid.insight.drift.comparison import (
     MEASURES,
     MIN_REQUESTS,
@@ -106,7 +106,7 @@ class Monitor:
     unix_time: Callable[[], float] = time.time
     history: History = field(default_factory=History)
     state: DriftState | None = None
-    _page: Snapshot | None = None
+    _page: MetricSamples | None = None
     _pid: int = 0
     _paged_at: float = 0.0
     _watches: dict[str, ReferenceWatch] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Monitor:
 
     def _record(self, record: ServerRecord, now: float) -> None:
         """Append the growth since the last page of this server; a new server's first page is the base."""
-        page = Snapshot.parse(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S), PREFIXES)
+        page = MetricSamples.parse(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S), PREFIXES)
         if self._page:
             # A server that started since the last poll counts from zero.
             growth = page - self._page if record.pid == self._pid else page

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from nereid.backends.routing.reference_file import CLASS
 from nereid.backends.triton.metrics import IMAGE_METRICS, IMAGE_PREFIX, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
-from nereid.base.metrics_page import BUCKET, Snapshot, without_lag
+from nereid.base.metrics_page import BUCKET, MetricSamples, without_lag
 
 OUTPUT_SIGNALS = tuple(name for name, about in ROUTE_QUALITY_METRICS.items() if about.kind == "TALLY")
 INPUT_SIGNALS = tuple(IMAGE_METRICS)
@@ -55,7 +55,7 @@ def shadow_series(route: str, shadow: str) -> str:
     return SEPARATOR.join(("shadow", route, shadow))
 
 
-def growth_of(page: Snapshot) -> Growth:
+def growth_of(page: MetricSamples) -> Growth:
     """Return the signals in the growth of a metrics page; those of a route's instances are summed."""
     found: Growth = {}
 

@@ -19,7 +19,7 @@ from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import ANY, LabelMatchers, Snapshot
+from nereid.base.metrics_page import ANY, LabelMatchers, MetricSamples
 from nereid.insight.observe.contention import MachineReading, read_machine
 from nereid.models.rollout.measurement import DURATIONS, REQUESTS, SHADOWS, VARIANT_FAULTS
 from nereid.models.rollout.rollout_journal import active_rollouts
@@ -70,7 +70,7 @@ class GatewayReading:
 
     read_s: float
     record: GatewayRecord
-    page: Snapshot | None
+    page: MetricSamples | None
     trouble: str
     usage: Sequence[Usage]
 
@@ -87,7 +87,7 @@ class ServerReading:
 
     read_s: float
     server: TopServer | None
-    page: Snapshot | None
+    page: MetricSamples | None
     usage: Sequence[Usage]
     machine: MachineReading | None
     gateways: Sequence[GatewayReading]
@@ -135,9 +135,9 @@ def _read_server(record: ServerRecord, trouble: str) -> TopServer:
     )
 
 
-def _read_page(url: str) -> tuple[Snapshot | None, str]:
+def _read_page(url: str) -> tuple[MetricSamples | None, str]:
     try:
-        return Snapshot.parse(metrics_page.fetch(url, TIMEOUT_S)), ""
+        return MetricSamples.parse(metrics_page.fetch(url, TIMEOUT_S)), ""
     except (OSError, http.client.HTTPException) as error:
         return None, f"no metrics from {url}: {error}"
 
@@ -172,7 +172,7 @@ def _read_gateway(record: GatewayRecord) -> GatewayReading:
     try:
         status, text = metrics_page.get(record.url, "/metrics", TIMEOUT_S)
         if status == HTTPStatus.OK:
-            page = Snapshot.parse(text)
+            page = MetricSamples.parse(text)
         else:
             trouble = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
     except (OSError, http.client.HTTPException) as error:
@@ -335,8 +335,8 @@ class Top:
 class Interval:
     """A page, and the growth of its counters over some seconds."""
 
-    page: Snapshot
-    growth: Snapshot
+    page: MetricSamples
+    growth: MetricSamples
     seconds: float
 
     def rate(self, name: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY) -> float:
@@ -383,7 +383,7 @@ class Cpu:
         return TopProcess(name, len(found), percent, sum(usage.memory_bytes for usage in found))
 
 
-def _machine(before: MachineReading | None, after: MachineReading, page: Snapshot | None) -> TopMachine:
+def _machine(before: MachineReading | None, after: MachineReading, page: MetricSamples | None) -> TopMachine:
     busy = []
     for core, (worked, total) in after.cores.items():
         worked_before, total_before = before.cores.get(core, (0, 0)) if before else (0, 0)
@@ -400,7 +400,7 @@ def _machine(before: MachineReading | None, after: MachineReading, page: Snapsho
     )
 
 
-def _gpus(page: Snapshot) -> list[TopGpu]:
+def _gpus(page: MetricSamples) -> list[TopGpu]:
     names = [f"nv_gpu_{name}" for name in ("utilization", "memory_used_bytes", "memory_total_bytes")]
     names.append("nv_gpu_power_usage")
     uuids = sorted({uuid for name in names for (uuid,) in page.sums(name, "gpu_uuid")})

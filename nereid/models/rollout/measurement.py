@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nereid.backends.triton.metrics import ROUTE_PREFIX
-from nereid.base.metrics_page import BUCKET, Snapshot
+from nereid.base.metrics_page import BUCKET, MetricSamples
 from nereid.models.rollout import judge
 from nereid.models.rollout.judge import EventLimit, Outcome, PairCounts, StepLimits, Tally, Verdict
 from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair
@@ -32,7 +32,7 @@ MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
 def count_pair(
-    growth: Snapshot, pair: Pair, slow_s: float, carried_slow: list[int] | None = None
+    growth: MetricSamples, pair: Pair, slow_s: float, carried_slow: list[int] | None = None
 ) -> PairCounts:
     """Return the counts of a rollout.
 
@@ -73,7 +73,7 @@ class _Counts(NamedTuple):
     drawn: int
 
 
-def _counts(growth: Snapshot, variant: tuple[str, str], slow_s: float) -> _Counts:
+def _counts(growth: MetricSamples, variant: tuple[str, str], slow_s: float) -> _Counts:
     """Count the requests of a variant, but not those of callers that named it or another variant."""
     labels = dict(zip(("variant", "version"), variant, strict=True))
     chosen = {**labels, "reason": (CHANCE, KEY)}
@@ -99,7 +99,7 @@ class MetricsSnapshot:
     """The metrics of a route on one server, and the route files and breakers in use."""
 
     pid: int
-    metrics: Snapshot
+    metrics: MetricSamples
     served: ServedRouteStatus
 
     @classmethod

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage, no_server
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.models.rollout import judge, measurement
 from nereid.models.rollout.controller import POLL_S, Controller, FindServer, find_pair, first_step
 from nereid.models.rollout.measurement import ERROR, step_limits
@@ -177,7 +177,7 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
     return Forecast(rollout.step_name, math.ceil(requests), seconds, what)
 
 
-def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
+def _slow_s(plan: RolloutPlan, page: MetricSamples, pair: Pair) -> float:
     """Return the bound of a bucket: the first at or above `slo_ms`, or one just above the control's median.
 
     At the median itself, a difference of a few percent could move all requests of a steady service.
@@ -194,7 +194,7 @@ def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
     return above[0]
 
 
-def _page(location: RouteLocation, record: ServerRecord | None) -> Snapshot:
+def _page(location: RouteLocation, record: ServerRecord | None) -> MetricSamples:
     if record is None:
         raise no_server(location.repository)
     return read_page(record, location.name)

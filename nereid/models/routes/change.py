@@ -30,7 +30,7 @@ from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import files, metrics_page
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage, no_server
 from nereid.base.journal import Append
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import MetricSamples
 from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation, describe, read_state
 from nereid.server.control import RESPONSE_S, Control, NotReached
 from nereid.server.run_dir import ServerRecord
@@ -101,7 +101,7 @@ def served_status(
     return f"not served yet: the server {has}", served
 
 
-def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -> Snapshot:
+def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -> MetricSamples:
     """Read the metrics of a route on a server.
 
     Raises:
@@ -112,10 +112,10 @@ def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -
         page = metrics_page.fetch(url, timeout_s)
     except (OSError, http.client.HTTPException) as error:
         raise NotReached(f"the server at {url} does not respond: {error}") from None
-    return Snapshot.parse(page, (ROUTE_PREFIX,), {"route": route})
+    return MetricSamples.parse(page, (ROUTE_PREFIX,), {"route": route})
 
 
-def read_metrics(page: Snapshot, route: str) -> ServedRouteStatus:
+def read_metrics(page: MetricSamples, route: str) -> ServedRouteStatus:
     """Return what a metrics page says about one route."""
     labels = {"route": route}
     served: dict[str, tuple[float, str]] = {}
