@@ -46,9 +46,9 @@ def find_any_model(repository: Path, name: str) -> str:
     from nereid.repository.layout import is_model, model_folders
 
     check_repository(repository)
-    found = [(task, model) for task in TASKS for model in models_with(repository, task.outputs)]
-    found.sort(key=lambda each: (each[0] is not DEFAULT, each[1] != each[0].model))
-    known = [*dict.fromkeys(model for _, model in found)]
+    pairs = [(task, model) for task in TASKS for model in models_with(repository, task.outputs)]
+    pairs.sort(key=lambda pair: (pair[0] is not DEFAULT, pair[1] != pair[0].model))
+    known = [*dict.fromkeys(model for _, model in pairs)]
     known = known or [folder.name for folder in model_folders(repository) if is_model(folder)]
     if name and not (repository / name).is_dir():
         raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {', '.join(known)}")

@@ -30,7 +30,7 @@ class GatewayOptions:
 
     Attributes:
         listen: its address.
-        settings: its settings; without a URL, those of the running server are added.
+        settings: its settings; without a URL, the running server's are added.
         repository: the models of its server; None for a server elsewhere, at the URL of the settings.
         models: names of the models that it offers first.
         keys: file with the keys of its callers; None for the default file.

@@ -64,7 +64,7 @@ class RepositoryModels:
         return RepositoryRoute(self._repository, name, self._find) if self._is_route(name) else None
 
     def preview(self, name: str, image: bytes) -> bytes | None:
-        """Return an image as a model's network sees it (PNG); for a route, that of its default variant.
+        """Return an image as the network of a model, or of a route's default variant, sees it (PNG).
 
         Raises:
             PreviewRefused: it is not an image, or damaged.
@@ -93,7 +93,8 @@ class RepositoryModels:
         if not self._is_route(name):
             return name, max(versions_there(self._repository / name), default=1)
         route = read_state(find_route(self._repository, name)).route()
-        return next((each.model, each.version) for each in route.variants if each.name == route.default)
+        variant = next(variant for variant in route.variants if variant.name == route.default)
+        return variant.model, variant.version
 
 
 class RepositoryRoute:
@@ -176,7 +177,7 @@ def _rollout(location: RouteLocation) -> RolloutState | None:
 
 @contextlib.contextmanager
 def _failures(failed: str, *refused: type[Exception]) -> Iterator[None]:
-    """Translate errors into those of a `RouteControl`.
+    """Translate errors into `RouteControl` errors.
 
     Args:
         failed: the message for `unavailable`; the error itself may have paths of this machine.

@@ -128,26 +128,26 @@ def read_bad_images(text: str, count: int) -> BadImages | None:
         text: the message, possibly with a prefix.
         count: images in the request.
     """
-    found = _BAD_IMAGES.search(text)
-    if not found:
+    match = _BAD_IMAGES.search(text)
+    if not match:
         return None
-    _, *pairs = _EACH_IMAGE.split(found[3])
+    _, *pairs = _EACH_IMAGE.split(match[3])
     reasons = {int(index): reason for index, reason in zip(pairs[::2], pairs[1::2], strict=True)}
-    is_complete = int(found[1]) == len(reasons) == len(pairs) // 2 and int(found[2]) == count
+    is_complete = int(match[1]) == len(reasons) == len(pairs) // 2 and int(match[2]) == count
     fits = is_complete and max(reasons, default=count) < count
-    return BadImages(text[: found.start()], reasons if fits else {})
+    return BadImages(text[: match.start()], reasons if fits else {})
 
 
 def read_batch_limit(text: str) -> int | None:
     """Read the batch limit from Triton's rejection of a larger batch; None if the text names no limit."""
-    found = _BATCH_LIMIT.search(text)
-    return int(found[1]) if found else None
+    match = _BATCH_LIMIT.search(text)
+    return int(match[1]) if match else None
 
 
 def read_unhealthy_instance(text: str) -> str:
     """Return the instance that Triton's message reports as unhealthy; empty for other messages."""
-    found = _UNHEALTHY.search(text)
-    return found[1] if found else ""
+    match = _UNHEALTHY.search(text)
+    return match[1] if match else ""
 
 
 def format_failed_device(pid: int, model: str, reason: str) -> str:
@@ -157,5 +157,5 @@ def format_failed_device(pid: int, model: str, reason: str) -> str:
 
 def read_failed_device(line: str) -> int | None:
     """Return the pid in a line from `format_failed_device`, possibly quoted; None for other lines."""
-    found = _FAILED_DEVICE.match(line)
-    return int(found[1]) if found else None
+    match = _FAILED_DEVICE.match(line)
+    return int(match[1]) if match else None

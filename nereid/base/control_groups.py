@@ -102,7 +102,7 @@ class ControlGroups:
                 continue
             base = self.root / controller if controllers else self.root
             group = base / path.lstrip("/")
-            yield from (group, *(each for each in group.parents if each.is_relative_to(base)))
+            yield from (group, *(parent for parent in group.parents if parent.is_relative_to(base)))
 
 
 OWN = ControlGroups()

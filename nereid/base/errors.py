@@ -125,8 +125,8 @@ def is_fault(error: ServingError | None) -> bool:
 def onnxruntime_error_text(error: Exception) -> str:
     """Format an ONNX Runtime exception on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
     text = str(error)
-    found = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
-    code, message = (found["code"], found["message"]) if found else ("1", text)
+    match = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
+    code, message = (match["code"], match["message"]) if match else ("1", text)
     return f"onnx runtime error {code}: {' '.join(message.split())}"
 
 
@@ -160,10 +160,10 @@ def from_message(message: str) -> ServingError:
     """
     if contract.SHARED_MEMORY_FULL_TEXT in message:
         return Overloaded(contract.SHARED_MEMORY_FULL)
-    found = [(message.find(text), text) for text in contract.CODES_BY_TEXT if text in message]
-    if not found:
+    matches = [(message.find(text), text) for text in contract.CODES_BY_TEXT if text in message]
+    if not matches:
         return InferenceFailed(message)
-    start, text = min(found)
+    start, text = min(matches)
     error = _ERRORS[contract.CODES_BY_TEXT[text]]
     return error(message[start + len(text) :] if text == error.prefix else message)
 
@@ -246,5 +246,5 @@ def run_failure(error: Exception) -> ServingError:
 
 
 def _is_device_failure(text: str) -> bool:
-    codes = {int(found["code"]) for found in _CUDA_FAILURE.finditer(text)}
+    codes = {int(match["code"]) for match in _CUDA_FAILURE.finditer(text)}
     return bool(codes & DEVICE_FAILURE_CODES) or _DEVICE_FAILURE.search(text) is not None

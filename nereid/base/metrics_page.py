@@ -41,10 +41,10 @@ class MetricSamples:
         """
         samples: dict[str, dict[LabelSet, float]] = defaultdict(dict)
         for line in page.splitlines():
-            if line.startswith(prefixes) and (found := SAMPLE.fullmatch(line)):
-                own = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+            if line.startswith(prefixes) and (match := SAMPLE.fullmatch(line)):
+                own = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
                 if _has(own, labels):
-                    samples[found[1]][frozenset(own.items())] = float(found[3])
+                    samples[match[1]][frozenset(own.items())] = float(match[3])
         return cls(dict(samples), frozenset(GAUGE.findall(page)))
 
     def __sub__(self, earlier: "MetricSamples") -> "MetricSamples":
@@ -90,12 +90,12 @@ class MetricSamples:
 
         Sums are grouped by the values of the labels `by`; a missing label counts as an empty value.
         """
-        found: dict[tuple[str, ...], float] = defaultdict(float)
+        sums: dict[tuple[str, ...], float] = defaultdict(float)
         for series, value in self.samples.get(name, {}).items():
             own = dict(series)
             if _has(own, labels) and not any(_has(own, {key: bad}) for key, bad in excluding.items()):
-                found[tuple(own.get(label, "") for label in by)] += value
-        return dict(found)
+                sums[tuple(own.get(label, "") for label in by)] += value
+        return dict(sums)
 
     def gauge(self, name: str, labels: LabelMatchers = ANY) -> float | None:
         """Return the sum of the series with these labels, or None if there are none."""
@@ -114,13 +114,13 @@ class MetricSamples:
         updated, so a bucket that lags behind a smaller one is negative until the next page corrects it. Sums
         over pages are therefore correct; for a single page, use `without_lag`.
         """
-        found: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
+        buckets: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
         sums = self.sums(name + BUCKET, *by, BOUND, labels=labels, excluding=excluding)
         below: dict[tuple[str, ...], float] = defaultdict(float)
         for (*key, bound), count in sorted(sums.items(), key=lambda item: float(item[0][-1])):
-            found[*key,][float(bound)] = count - below[*key,]
+            buckets[*key,][float(bound)] = count - below[*key,]
             below[*key,] = count
-        return dict(found)
+        return dict(buckets)
 
     def quantile(
         self, share: float, name: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY
@@ -144,11 +144,11 @@ def _owner(name: str, labels: LabelSet) -> tuple[str, LabelSet]:
 
 def without_lag(buckets: Mapping[float, float]) -> dict[float, float]:
     """Return the count in each bucket, smallest first; one that lags behind a smaller one is empty."""
-    found, total, below = dict[float, float](), 0.0, 0.0
+    counts, total, below = dict[float, float](), 0.0, 0.0
     for bound, count in buckets.items():
         total += count
-        found[bound], below = max(0.0, total - below), max(total, below)
-    return found
+        counts[bound], below = max(0.0, total - below), max(total, below)
+    return counts
 
 
 def quantile(share: float, buckets: Mapping[float, float]) -> float:

@@ -131,13 +131,13 @@ def on_signals(
     def handle(number: int, frame: FrameType | None) -> None:
         action = left.pop(0) if left else None
         if not left:
-            for each in signals:
-                signal.signal(each, then)
+            for signum in signals:
+                signal.signal(signum, then)
         if action:
             action(number)
 
-    for each in signals:
-        signal.signal(each, handle)
+    for signum in signals:
+        signal.signal(signum, handle)
 
 
 def run_within(

@@ -38,7 +38,7 @@ def check(
     """Check a model repository without a server: configs, networks, ensembles, labels, routes, checksums.
 
     The table lists notes, and failures that would stop a server or make its answers wrong. All profiles are
-    checked. With --json, the checks that passed are listed, too.
+    checked. With --json, the checks that passed are also listed.
     """
     from nereid.models.routes.location import check_repository
     from nereid.repository import check as examination

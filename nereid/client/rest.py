@@ -71,11 +71,11 @@ class RestMethods(ABC):
         document = {
             "id": request_id,
             "parameters": {"timeout": timeout},
-            "inputs": [each.document() for each in inputs],
-            "outputs": [each.document() for each in outputs],
+            "inputs": [tensor.document() for tensor in inputs],
+            "outputs": [output.document() for output in outputs],
         }
         head = json.dumps(document, separators=(",", ":")).encode()
-        body = [head, *(part for each in inputs for part in each.parts)]
+        body = [head, *(part for tensor in inputs for part in tensor.parts)]
         length = {LENGTH: str(len(head))} if len(body) > 1 else {}
         path = f"models/{quote(model)}/infer"
 
@@ -322,17 +322,17 @@ class _Socket(socket.socket):
 
 def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
     """Return the result of `getaddrinfo`, run in a thread because it has no timeout."""
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def resolve() -> None:
         try:
-            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except Exception as error:
-            found.put(error)
+            results.put(error)
 
     threading.Thread(target=resolve, daemon=True).start()
     try:
-        addresses = found.get(timeout=timeout_s)
+        addresses = results.get(timeout=timeout_s)
     except queue.Empty:
         raise TimeoutError from None
     if isinstance(addresses, Exception):

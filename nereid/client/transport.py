@@ -154,7 +154,7 @@ def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) ->
     # A network that loses packets also raises TimeoutError, but with an errno.
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
-    # A broken connection is an OSError too.
+    # A broken connection is also an OSError.
     if isinstance(error, FOREIGN) and not isinstance(error, OSError) and not connection_hint(str(error)):
         return Unreachable(
             f"{url}: expected a response of Triton's HTTP port, got {type(error).__name__}; fix: {PORTS_HINT}"

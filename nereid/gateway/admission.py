@@ -270,8 +270,8 @@ class FairQueue:
     def _forget(self, key_id: str) -> None:
         """Forget a key that has no turn, is not waiting, and has used no more time than others."""
         if not self._held[key_id] and key_id not in self._queues and self._used_s[key_id] <= self._now_s:
-            for each in (self._held, self._used_s, self._last_s):
-                each.pop(key_id, None)
+            for table in (self._held, self._used_s, self._last_s):
+                table.pop(key_id, None)
 
 
 # Enough for two instances with batches of eight, and more than the connections of one browser.
@@ -406,7 +406,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """The number of requests in the queue."""
-        return sum(each.waiting for each in (self._turns, self._large, *self._own.values()))
+        return sum(queue.waiting for queue in (self._turns, self._large, *self._own.values()))
 
     def check(self, remaining_s: float, key_id: str = "") -> None:
         """Reject a request that would wait too long or miss its deadline; does not take a slot.

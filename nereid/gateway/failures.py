@@ -222,9 +222,9 @@ def from_triton(status: int, body: bytes) -> Failure:
     if contract.SHARED_MEMORY_FULL_TEXT in text:
         return Failure("overloaded", contract.SHARED_MEMORY_FULL)
     hidden = _HIDDEN if _INTERNAL.search(text) else ""
-    found = [(text.find(words), words, code) for words, code in _TEXTS if words in text]
-    if found:
-        _, words, code = min(found)
+    matches = [(text.find(words), words, code) for words, code in _TEXTS if words in text]
+    if matches:
+        _, words, code = min(matches)
         message = hidden or text.partition(words)[2] or text
     else:
         code = _BLAMED.get(status, "inference_failed")
@@ -232,5 +232,5 @@ def from_triton(status: int, body: bytes) -> Failure:
     if code == "inference_failed":
         message = f"the server failed; {_HIDDEN}"
     failure = Failure(code, message, UNAVAILABLE_RETRY_S if code == "unavailable" else None)
-    failure.is_from_triton, failure.is_inferred_from_status = True, not found
+    failure.is_from_triton, failure.is_inferred_from_status = True, not matches
     return failure

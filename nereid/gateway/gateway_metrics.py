@@ -216,7 +216,7 @@ class Live:
         """Return the counts of the last minute, excluding the current second."""
         now = int(self._clock())
         return LastMinute(
-            self._began, [each for each in self._entries if now - WINDOW_S <= each.second < now]
+            self._began, [entry for entry in self._entries if now - WINDOW_S <= entry.second < now]
         )
 
     def state(
@@ -235,7 +235,7 @@ class Live:
         """
         now, minutes = int(self._clock()), [self.last_minute(), *others]
         entries = _by_second(minutes, range(now - WINDOW_S, now))
-        length_s = max(1, min(WINDOW_S, now - min(each.began for each in minutes)))
+        length_s = max(1, min(WINDOW_S, now - min(minute.began for minute in minutes)))
         outcomes = _sum(entry.outcomes for entry in entries.values())
         names = sorted({name for entry in entries.values() for name in entry.latencies})
         of_variant = {
@@ -261,13 +261,13 @@ class Live:
 
 def _by_second(minutes: Iterable[LastMinute], window: range) -> dict[int, SecondCounts]:
     """Sum the counts of all workers in a window; other workers' reports may be a few seconds old."""
-    found: dict[int, SecondCounts] = {}
+    totals: dict[int, SecondCounts] = {}
     for entry in (entry for minute in minutes for entry in minute.seconds if entry.second in window):
-        total = found.setdefault(entry.second, SecondCounts(entry.second))
+        total = totals.setdefault(entry.second, SecondCounts(entry.second))
         total.outcomes = _sum((total.outcomes, entry.outcomes))
         for variant, counts in entry.latencies.items():
             total.latencies[variant] = _sum((total.latencies.get(variant, {}), counts))
-    return found
+    return totals
 
 
 def _second(now: int, entry: SecondCounts) -> Second:

@@ -240,13 +240,13 @@ class ImageInference:
         if response.status != HTTPStatus.OK:
             raise self._rejected(response)
         try:
-            found = self._kind.wanted_outputs(json.loads(response.body))
+            names = self._kind.wanted_outputs(json.loads(response.body))
         except RequestRefused as error:
             raise self._not_served() from error
         except (Unreachable, *MALFORMED) as error:
             raise unreachable("") from error
         classes = {**BINARY, CLASSIFICATION: self._wanted[1]}
-        outputs = [Output(name, classes if name == SCORES else BINARY) for name in found]
+        outputs = [Output(name, classes if name == SCORES else BINARY) for name in names]
         self._outputs = self.offered.outputs[self._wanted] = outputs
         self.is_prepared = True
 
@@ -286,12 +286,12 @@ class ImageInference:
         if not kind.is_complete(result, 1):
             raise malformed_response("an output is missing or has a wrong shape")
         try:
-            found = kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
+            answer = kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
         except Unreachable as error:
             raise malformed_response("an output has a wrong value") from error
         if self._convert:
-            self.values = self._convert(found, self._given)
-        return found
+            self.values = self._convert(answer, self._given)
+        return answer
 
     def _rejected(self, response: HttpResponse) -> Failure:
         """Return the error response for an image; the gateway wrote the request, so it cannot be invalid."""

@@ -62,7 +62,7 @@ def add(path: Path, name: str, scopes: Sequence[str], rate_per_s: float | None) 
         raise WrongUsage(f"--scope: expected one or more of {', '.join(SCOPES)}, got {got}")
     key, secret = keys.make(name, allowed, datetime.now(UTC).replace(microsecond=0), rate_per_s)
     with _locked(path) as known:
-        if any(each.name == name for each in known):
+        if any(other.name == name for other in known):
             raise OperationFailed(f"'{name}' already has a key; fix: nereid key revoke '{name}'")
         _write(path, (*known, key))
     return secret
@@ -75,13 +75,13 @@ def revoke(path: Path, name_or_id: str) -> None:
         OperationFailed: the file has no such key, or is invalid.
     """
     with _locked(path) as known:
-        found = [key for key in known if key.name == name_or_id] or [
+        matches = [key for key in known if key.name == name_or_id] or [
             key for key in known if key.id == name_or_id
         ]
-        if not found:
+        if not matches:
             names = ", ".join(key.name for key in known) or "none"
             raise OperationFailed(f"'{path}' has no key '{name_or_id}', known keys: {names}")
-        _write(path, tuple(key for key in known if key not in found))
+        _write(path, tuple(key for key in known if key not in matches))
 
 
 @contextlib.contextmanager

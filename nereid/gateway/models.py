@@ -233,8 +233,8 @@ class Models:
 
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""
-        found = await asyncio.to_thread(self.source.names)
-        return [self.default.name, *(name for name in found if name != self.default.name)]
+        names = await asyncio.to_thread(self.source.names)
+        return [self.default.name, *(name for name in names if name != self.default.name)]
 
     async def all(self) -> AsyncIterator[OfferedModel]:
         """Yield all models, the default one first."""
@@ -253,9 +253,9 @@ class Models:
         models = [(model, await self.task_of(model)) async for model in self.all()]
         exact = [model for model, own in models if own is task]
         able = [model for model, own in models if own and _does(own, task)]
-        if found := [*exact, *able]:
-            self._first[task.name] = found[0], found[0].task
-            return found[0]
+        if candidates := [*exact, *able]:
+            self._first[task.name] = candidates[0], candidates[0].task
+            return candidates[0]
         if unknown := [model for model, own in models if own is None]:
             return unknown[0]  # its server decides
         offered = ", ".join(f"{model.name} {own.verb_phrase}" for model, own in models[:MAX_NAMES] if own)

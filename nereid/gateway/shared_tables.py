@@ -52,12 +52,12 @@ class SharedTable:
     def _find(self, number: int, key: bytes) -> tuple[int, list[Any]]:
         """Return the offset of a key's record and its fields; without one, where it may be stored, and []."""
         replaced, oldest = 0, (True, float("inf"))
-        for each in range(number * PLACES, (number + 1) * PLACES):
-            place = each * self._record.size
-            found, at_s, *fields = self._record.unpack_from(self._memory, place)
-            if found == key:
+        for index in range(number * PLACES, (number + 1) * PLACES):
+            place = index * self._record.size
+            stored_key, at_s, *fields = self._record.unpack_from(self._memory, place)
+            if stored_key == key:
                 return place, [at_s, *fields]
-            if (age := (found != _FREE, at_s)) < oldest:
+            if (age := (stored_key != _FREE, at_s)) < oldest:
                 replaced, oldest = place, age
         return replaced, []
 

@@ -45,9 +45,9 @@ class Gateway:
     def load(self, model: OfferedModel) -> LiveState:
         """Return a model's load in the last minute, across all workers."""
         reports = [*self.shared.others()] if self.shared else []
-        in_flight = self.admission.in_flight + sum(each.in_flight for each in reports)
-        limit = self.admission.limit + sum(each.limit for each in reports)
-        others = [each.models[model.name] for each in reports if model.name in each.models]
+        in_flight = self.admission.in_flight + sum(report.in_flight for report in reports)
+        limit = self.admission.limit + sum(report.limit for report in reports)
+        others = [report.models[model.name] for report in reports if model.name in report.models]
         ready = model.readiness.latest()
         is_ready, reason = (None, "") if ready is None else (ready.ready, ready.reason)
         return model.live.state(in_flight, limit, is_ready, reason, others)

@@ -207,12 +207,12 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
             given=given,
         )
         with CancelOnDisconnect(request):
-            found = await run(gateway, request, call)
+            result = await run(gateway, request, call)
         request.variant = call.variant
         if endpoint.keep:
-            endpoint.keep(gateway, request, found)
+            endpoint.keep(gateway, request, result)
         timings_ms = timings(request, received_s, call.stages_s)
-        reply = endpoint.answer(name, *source_of(found), *call.values, timings_ms)
+        reply = endpoint.answer(name, *source_of(result), *call.values, timings_ms)
         if endpoint.respond:
             return await endpoint.respond(gateway, request, reply, given, image, work)
         return json_response(reply)

@@ -56,9 +56,9 @@ class SharedState:
 
         A restarted worker continues from its predecessor's counts.
         """
-        if (found := os.environ.setdefault(METRICS_FOLDER, str(self.folder))) != str(self.folder):
+        if (folder := os.environ.setdefault(METRICS_FOLDER, str(self.folder))) != str(self.folder):
             raise OperationFailed(
-                f"{METRICS_FOLDER} is set to '{found}', and would mix the metrics of several programs",
+                f"{METRICS_FOLDER} is set to '{folder}', and would mix the metrics of several programs",
                 f"unset {METRICS_FOLDER}",
             )
         shared = values.MultiProcessValue(lambda: self.number)  # type: ignore[no-untyped-call]
@@ -165,7 +165,7 @@ class WorkerPool:
             for number, back_off in enumerate(self._back_offs):
                 if back_off.due_s is not None and back_off.due_s <= time.monotonic():
                     self._restart(number)
-            due_s = [each.due_s for each in self._back_offs if each.due_s is not None]
+            due_s = [delay.due_s for delay in self._back_offs if delay.due_s is not None]
             if self._is_stopped(max(0.0, min(due_s) - time.monotonic()) if due_s else None):
                 return
 
@@ -183,8 +183,8 @@ class WorkerPool:
         """Wait for a signal and return whether it stops the gateway."""
         if timeout_s is None:
             return signal.sigwait(WAITED_FOR) in STOP_SIGNALS
-        found = signal.sigtimedwait(WAITED_FOR, timeout_s)
-        return found is not None and found.si_signo in STOP_SIGNALS
+        info = signal.sigtimedwait(WAITED_FOR, timeout_s)
+        return info is not None and info.si_signo in STOP_SIGNALS
 
     def _start(self, number: int) -> None:
         end_with_this = end_with_parent()
@@ -208,13 +208,13 @@ class WorkerPool:
 
     def _ended(self) -> dict[int, int]:
         """Return the exit status, by number, of each worker that has exited since the last call."""
-        found = {}
+        statuses = {}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 # The first process in a container also inherits orphaned children of other processes.
                 if (number := self._numbers.pop(ended[0], None)) is not None:
-                    found[number] = os.waitstatus_to_exitcode(ended[1])
-        return found
+                    statuses[number] = os.waitstatus_to_exitcode(ended[1])
+        return statuses
 
     def _end(self) -> None:
         self._send(signal.SIGTERM)
@@ -223,8 +223,8 @@ class WorkerPool:
             if self._is_stopped(None):
                 self._send(signal.SIGKILL)
             self._ended()
-        for each in (self._ready, self._is_ready):
-            os.close(each)
+        for descriptor in (self._ready, self._is_ready):
+            os.close(descriptor)
 
     def _send(self, number: signal.Signals) -> None:
         for pid in self._numbers:

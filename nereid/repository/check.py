@@ -49,10 +49,10 @@ class NetworkCache:
                 self.read[path] = replace(file, model=None)
             except onnx_file.InvalidOnnx as error:
                 self.read[path] = str(error)
-        found = self.read[path]
-        if isinstance(found, str):
-            raise InvalidConfig(found)
-        return found
+        outcome = self.read[path]
+        if isinstance(outcome, str):
+            raise InvalidConfig(outcome)
+        return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Profile:
         plain = self.root / model / "config.pbtxt"
         expected = {*steps_of(read_pbtxt(plain))} if plain.exists() else set[tuple[str, int]]()
         for name, version in sorted(expected - named):
-            got = ", ".join(f"version {each} of '{other}'" for other, each in sorted(named - expected))
+            got = ", ".join(f"version {number} of '{other}'" for other, number in sorted(named - expected))
             yield f"expected version {version} of '{name}', a step of config.pbtxt, got {got}"
 
 
@@ -115,14 +115,14 @@ def _ensemble_problems(profile: Profile, name: str) -> Iterator[str]:
         yield f"its steps form a cycle: {', '.join(cycle)}"
     ensemble = profile.config(name, 1)
     size = ensemble.max_batch_size
-    provided = {each.name: _in_ensemble(each, size) for each in ensemble.inputs}
+    provided = {spec.name: _in_ensemble(spec, size) for spec in ensemble.inputs}
     needed: Needed = []
     for step in steps:
         refused = list(_unservable(profile, name, step))
         yield from refused
         if not refused and step["model_name"] in profile.documents:
             yield from _step_problems(profile, step, size, provided, needed)
-    needed += [("the ensemble's output", each.name, _in_ensemble(each, size)) for each in ensemble.outputs]
+    needed += [("the ensemble's output", spec.name, _in_ensemble(spec, size)) for spec in ensemble.outputs]
     for user, tensor, wanted in needed:
         if tensor not in provided:
             yield f"{user} needs tensor '{tensor}', which no step provides"
@@ -141,11 +141,11 @@ def _cycle(profile: Profile, name: str) -> list[str]:
     ways, seen = [[name]], {name}
     for way in ways:
         steps = profile.documents.get(way[-1], {}).get("ensemble_scheduling", {}).get("step", ())
-        found = {step.get("model_name", ""): None for step in steps}
-        if name in found and len(way) > 1:
+        models = {step.get("model_name", ""): None for step in steps}
+        if name in models and len(way) > 1:
             return [*way, name]
-        ways.extend([*way, each] for each in found if each not in seen)
-        seen.update(found)
+        ways.extend([*way, model] for model in models if model not in seen)
+        seen.update(models)
     return []
 
 
@@ -186,14 +186,14 @@ def _unmapped(who: str, step: Mapping[str, Any], config: ModelConfig) -> Iterato
         for key in sorted(mapped.keys() - names):
             yield f"{who} has no {side} '{key}', it has: {', '.join(sorted(names))}"
     optional = {tensor.name for tensor in config.inputs if tensor.is_optional}
-    for key in sorted({each.name for each in config.inputs} - optional - step.get("input_map", {}).keys()):
+    for key in sorted({spec.name for spec in config.inputs} - optional - step.get("input_map", {}).keys()):
         yield f"{who} needs input '{key}', which is not in its input_map"
 
 
 def _mapped(
     names: Mapping[str, str], tensors: tuple[TensorSpec, ...], max_batch_size: int
 ) -> dict[str, TensorSpec]:
-    return {names[each.name]: _in_ensemble(each, max_batch_size) for each in tensors if each.name in names}
+    return {names[spec.name]: _in_ensemble(spec, max_batch_size) for spec in tensors if spec.name in names}
 
 
 def _fused_problems(profile: Profile, name: str) -> Iterator[str]:
@@ -270,9 +270,9 @@ def check(repository: Path) -> list[ModelFinding]:
 
 def summarize(repository: Path, findings: list[ModelFinding], model: str = "") -> str:
     """Return the counts of all models or of one, such as `5 models, 9 versions: 2 notes, 0 failures`."""
-    models = [each.name for each in model_folders(repository) if model in ("", each.name)]
-    versions = [each for each in _version_folders(repository) if each.parent.name in models]
-    notes, failures = (sum(each.verdict == verdict for each in findings) for verdict in ("note", "fail"))
+    models = [folder.name for folder in model_folders(repository) if model in ("", folder.name)]
+    versions = [folder for folder in _version_folders(repository) if folder.parent.name in models]
+    notes, failures = (sum(result.verdict == verdict for result in findings) for verdict in ("note", "fail"))
     parts = [(len(models), "model"), (len(versions), "version"), (notes, "note"), (failures, "failure")]
     counted = [f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts]
     return f"{counted[0]}, {counted[1]}: {counted[2]}, {counted[3]}"
@@ -288,10 +288,10 @@ def _version_folders(repository: Path) -> list[Path]:
 
 
 def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[ModelFinding]]:
-    found: dict[str, dict[str, Any]] = {}
+    documents: dict[str, dict[str, Any]] = {}
     findings: list[ModelFinding] = []
     for folder in model_folders(repository):
-        found[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
+        documents[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
         for path in config_files(folder):
             what = str(path.relative_to(folder))
             try:
@@ -303,19 +303,19 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Mod
             if name != folder.name:
                 text = f"expected name '{folder.name}' like the folder, got '{name}'"
                 findings.append(ModelFinding("fail", folder.name, what, text, f'name: "{folder.name}"'))
-            found[folder.name]["" if path.parent == folder else path.stem] = document
-    return found, findings
+            documents[folder.name]["" if path.parent == folder else path.stem] = document
+    return documents, findings
 
 
 def _profile(
     root: Path, documents: Mapping[str, Mapping[str, Any]], name: str, networks: NetworkCache
 ) -> Profile:
-    taken = {model: name if name in found else "" for model, found in documents.items()}
-    taken = {model: each for model, each in taken.items() if each in documents[model]}
+    taken = {model: name if name in profiles else "" for model, profiles in documents.items()}
+    taken = {model: profile for model, profile in taken.items() if profile in documents[model]}
     return Profile(
         root,
-        {model: f"{CONFIGS}/{each}.pbtxt" if each else PLAIN for model, each in taken.items()},
-        {model: documents[model][each] for model, each in taken.items()},
+        {model: f"{CONFIGS}/{profile}.pbtxt" if profile else PLAIN for model, profile in taken.items()},
+        {model: documents[model][profile] for model, profile in taken.items()},
         networks,
     )
 
@@ -324,13 +324,13 @@ def _check_model(profile: Profile, model: str) -> Iterator[ModelFinding]:
     for name, run in _checks(profile, model):
         what = f"{profile.files[model]}, {name}"
         try:
-            for verdict, found in run(profile, model):
-                yield ModelFinding(verdict, model, what, found)
+            for verdict, text in run(profile, model):
+                yield ModelFinding(verdict, model, what, text)
         except (InvalidConfig, InvalidLabels, OSError) as error:
             yield ModelFinding("fail", model, what, _line(error))
         except (LookupError, ValueError) as error:  # such as a tensor or step without a name
-            found = f"the config is incomplete: {type(error).__name__}: {error}"
-            yield ModelFinding("fail", model, what, found)
+            text = f"the config is incomplete: {type(error).__name__}: {error}"
+            yield ModelFinding("fail", model, what, text)
 
 
 def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
@@ -442,16 +442,16 @@ CHECKS: Mapping[str, Check] = {
 
 def _hidden_folders(repository: Path) -> Iterator[ModelFinding]:
     for path in repository.glob(".*/"):
-        found = "Triton takes a hidden folder for a model when it loads all models"
-        yield ModelFinding("note", path.name, "hidden folder", found, "move the folder out of the repository")
+        text = "Triton takes a hidden folder for a model when it loads all models"
+        yield ModelFinding("note", path.name, "hidden folder", text, "move the folder out of the repository")
 
 
 def _version_folder(folder: Path) -> Iterator[ModelFinding]:
     """Check that git would keep the folder, and that its files are unchanged since publication."""
     model, what = folder.parent.name, f"version {folder.name}"
     if not any(folder.iterdir()):
-        found = "the folder is empty, and git does not store empty folders"
-        yield ModelFinding("note", model, what, found, f"touch {folder}/.gitkeep")
+        text = "the folder is empty, and git does not store empty folders"
+        yield ModelFinding("note", model, what, text, f"touch {folder}/.gitkeep")
         return
     files = listed_files(folder)
     if CHECKSUMS not in files:
@@ -459,9 +459,9 @@ def _version_folder(folder: Path) -> Iterator[ModelFinding]:
             yield ModelFinding("note", model, what, f"not published by nereid: no {CHECKSUMS}")
         return
     problems = list(changes_since_publication(folder))
-    for found in problems:
+    for problem in problems:
         yield ModelFinding(
-            "fail", model, what, found, "versions are immutable; publish a new one with nereid publish"
+            "fail", model, what, problem, "versions are immutable; publish a new one with nereid publish"
         )
     if not problems:
         yield ModelFinding("ok", model, what, f"unchanged since publication: {len(files) - 1} files")

@@ -27,7 +27,7 @@ def damage(folder: Path) -> str:
     if not (folder / CHECKSUMS).is_file():
         return ""
     try:
-        return next((each for each in changes_since_publication(folder) if ADDED not in each), "")
+        return next((change for change in changes_since_publication(folder) if ADDED not in change), "")
     except OSError as error:
         return f"'{error.filename}' cannot be read: {error.strerror}"
 

@@ -78,19 +78,19 @@ def plan_instances(
         backends: the backends of the models whose instances are fitted.
     """
     documents, hidden = readable_configs(repository, profile), unused_models(repository, profile)
-    served = {name: each for name, each in documents.items() if name not in hidden}
-    routes = {name: _route(repository / name, each) for name, each in served.items()}
+    served = {name: document for name, document in documents.items() if name not in hidden}
+    routes = {name: _route(repository / name, document) for name, document in served.items()}
     wanted = traffic_shares(served, {name: route for name, route in routes.items() if route})
-    is_open = [name for name, each in served.items() if _is_open(repository / name, each, backends)]
+    is_open = [name for name, document in served.items() if _is_open(repository / name, document, backends)]
     of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
-    found = allocate_instances(
+    plan = allocate_instances(
         {name: wanted[name] for name in is_open if name not in of_route},
         machine,
         {name: _instance_bytes(document) for name, document in served.items()},
     )
     if (instances := machine.cores // CORES_PER_ROUTE) > 1:
-        found = replace(found, counts={**found.counts, **dict.fromkeys(of_route, instances)})
-    return found
+        plan = replace(plan, counts={**plan.counts, **dict.fromkeys(of_route, instances)})
+    return plan
 
 
 def traffic_shares(documents: Documents, routes: Mapping[str, Route]) -> dict[str, float]:
@@ -100,20 +100,20 @@ def traffic_shares(documents: Documents, routes: Mapping[str, Route]) -> dict[st
     variants by weight, and half evenly, because weights change while the server runs.
     """
     parts = {name: _parts(document, routes.get(name)) for name, document in documents.items()}
-    inner = {name for each in parts.values() for name in each}
+    inner = {name for models in parts.values() for name in models}
     outer = [name for name in documents if name not in inner] or [*documents]
-    found = dict.fromkeys(documents, 0.0)
+    fractions = dict.fromkeys(documents, 0.0)
 
     def add(name: str, share: float, above: frozenset[str]) -> None:
-        if name not in found or name in above:
+        if name not in fractions or name in above:
             return
-        found[name] += share
+        fractions[name] += share
         for part, of_it in parts[name].items():
             add(part, share * of_it, above | {name})
 
     for name in outer:
         add(name, 1 / len(outer), frozenset())
-    return found
+    return fractions
 
 
 def allocate_instances(
@@ -125,12 +125,12 @@ def allocate_instances(
         instance_bytes: memory of a process of each model; by default, `INSTANCE_BYTES`.
     """
     cores = machine.cores
-    found = {name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in wanted.items()}
+    counts = {name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in wanted.items()}
     allowed = machine.memory_bytes * MEMORY_PART
-    needed = sum(count * (instance_bytes or {}).get(name, INSTANCE_BYTES) for name, count in found.items())
+    needed = sum(count * (instance_bytes or {}).get(name, INSTANCE_BYTES) for name, count in counts.items())
     if is_short := needed > allowed:
-        found = {name: max(1, int(count * allowed / needed)) for name, count in found.items()}
-    return InstancePlan(machine, found, is_short)
+        counts = {name: max(1, int(count * allowed / needed)) for name, count in counts.items()}
+    return InstancePlan(machine, counts, is_short)
 
 
 def fitted_config(
@@ -171,13 +171,13 @@ def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str
 def _parts(document: Mapping[str, Any], route: Route | None) -> dict[str, float]:
     if not route:
         return {name: 1.0 for name, _ in served_steps(document)}
-    weights, found = shares(route), dict[str, float]()
+    weights, fractions = shares(route), dict[str, float]()
     for variant in route.variants:
         part = (weights[variant.name] + 1 / len(route.variants)) / 2
-        found[variant.model] = min(1.0, found.get(variant.model, 0.0) + part)
+        fractions[variant.model] = min(1.0, fractions.get(variant.model, 0.0) + part)
     for shadow in route.shadows:
-        found[shadow.model] = min(1.0, found.get(shadow.model, 0.0) + shadow.percent / 100)
-    return found
+        fractions[shadow.model] = min(1.0, fractions.get(shadow.model, 0.0) + shadow.percent / 100)
+    return fractions
 
 
 def _route(folder: Path, document: Mapping[str, Any]) -> Route | None:

@@ -64,9 +64,9 @@ def read_labels(path: Path, classes: int = 0) -> tuple[str, ...]:
     try:
         lines = tuple(split_lines(path.read_text(encoding="utf-8-sig")))
     except UnicodeDecodeError as error:
-        found = error.object[error.start]
+        byte = error.object[error.start]
         raise WrongUsage(
-            f"--labels: expected text in UTF-8, got byte {found:#04x} in '{path.name}'; fix: convert the file"
+            f"--labels: expected text in UTF-8, got byte {byte:#04x} in '{path.name}'; fix: convert the file"
         ) from None
     if classes and len(lines) != classes:
         raise WrongUsage(
@@ -79,7 +79,7 @@ def read_labels(path: Path, classes: int = 0) -> tuple[str, ...]:
 Documents = Mapping[str, Mapping[str, Any]]
 # The backend of routes.
 ROUTE = "ab_router"
-# Backends of models that name other models in parameters: each part has a parameter for its version, too.
+# Backends of models that name other models in parameters: each part also has a parameter for its version.
 # `nereid publish` replaces the part `network`; the part `after` may be missing.
 NETWORK_PART, POSTPROCESS_PART = "network", "after"
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -111,11 +111,11 @@ def configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
 
 def readable_configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
     """Return each model's config in `profile`, without those that cannot be read."""
-    found = {}
+    documents = {}
     for folder in model_folders(repository):
         with contextlib.suppress(InvalidConfig, OSError):
-            found[folder.name] = read_profile(folder, profile)
-    return found
+            documents[folder.name] = read_profile(folder, profile)
+    return documents
 
 
 def model_folders(repository: Path) -> list[Path]:
@@ -160,7 +160,7 @@ def versions_there(folder: Path) -> list[int]:
 
 
 def config_files(folder: Path) -> list[Path]:
-    """Return the config files of a model: the plain one, then those of the profiles."""
+    """Return the config files of a model: the plain one, then the profiles'."""
     plain = folder / "config.pbtxt"
     return [plain] * plain.exists() + sorted((folder / CONFIGS).glob("*.pbtxt"))
 
@@ -187,12 +187,12 @@ def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the models and versions that a pinned model runs, in order; version -1 if unpinned."""
     if parts := PARTS.get(str(document.get("backend"))):
         given = parameters_of(document)
-        found = [
+        pairs = [
             (given.get(part, ""), given.get(f"{part}_version", ""))
             for part in parts
             if part != POSTPROCESS_PART or given.get(part)
         ]
-        return [(model, int(number) if number.isdecimal() else -1) for model, number in found]
+        return [(model, int(number) if number.isdecimal() else -1) for model, number in pairs]
     steps = document.get("ensemble_scheduling", {}).get("step", ())
     return [(step["model_name"], int(step.get("model_version", -1))) for step in steps]
 
@@ -208,7 +208,7 @@ def served_steps(document: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters of a config as strings."""
-    return {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
+    return {key: value.get("string_value", "") for key, value in document.get("parameters", {}).items()}
 
 
 def is_post_processing(backend: str) -> bool:
@@ -241,7 +241,7 @@ def thread_budget(
         InvalidConfig: a file is not a ModelConfig, or names a model that does not exist.
     """
     hidden = unused_models(repository, profile)
-    found = []
+    budget = []
     for name, document in configs(repository, profile).items():
         backend = backend_of(repository / name, document)
         if name in hidden or served_steps(document) or backend not in ("onnxruntime", *PARTS):
@@ -256,8 +256,8 @@ def thread_budget(
         count = (instances or {}).get(name, config.cpu_instances)
         if processes := count * len(served_versions(repository / name, document)):
             threads = thread_counts(network.parameters, count)
-            found.append(Threads(name, processes, threads.intra_op))
-    return found
+            budget.append(Threads(name, processes, threads.intra_op))
+    return budget
 
 
 def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
@@ -265,10 +265,10 @@ def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
 
     Several variants may share the cores: a route spreads its requests over them.
     """
-    total, cores = sum(each.instances * each.threads for each in budget), available_cores()
+    total, cores = sum(model.instances * model.threads for model in budget), available_cores()
     parts = ", ".join(map(str, budget)) or "none"
     text = f"{total} network threads on {cores} cores ({parts})"
-    if all(each.instances * each.threads <= cores for each in budget):
+    if all(model.instances * model.threads <= cores for model in budget):
         return text, True
     return f"{text}: instances of one model slow each other down", False
 

@@ -268,9 +268,9 @@ def _signature(onnx: Any, graph: Any) -> Signature:
     weights |= {sparse.values.name for sparse in graph.sparse_initializer}
     given = {tensor.name: _tensor(onnx, tensor) for tensor in graph.input}
     return Signature(
-        inputs={name: each for name, each in given.items() if name not in weights},
+        inputs={name: tensor for name, tensor in given.items() if name not in weights},
         outputs={output.name: _tensor(onnx, output) for output in graph.output},
-        initializers={name: each for name, each in given.items() if name in weights},
+        initializers={name: tensor for name, tensor in given.items() if name in weights},
     )
 
 

@@ -41,7 +41,7 @@ def is_external(tensor: Any) -> bool:
 
 def names(model: Any) -> Iterator[Any]:
     """Yield every name in a ModelProto; protobuf returns bytes if a name is not UTF-8."""
-    yield from (each.domain for each in (*model.opset_import, *model.functions))
+    yield from (declaration.domain for declaration in (*model.opset_import, *model.functions))
     for graph in graphs(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             yield value.name

@@ -221,9 +221,9 @@ def _parts(message: Any) -> Iterator[tuple[str, str, Any]]:
                     getattr(part, name)[key] = value[key]
                 yield name, key, part
         elif hasattr(value, "add"):
-            for each in value:
+            for element in value:
                 part = type(message)()
-                getattr(part, name).add().CopyFrom(each)
+                getattr(part, name).add().CopyFrom(element)
                 yield name, "", part
         else:
             part = type(message)()
@@ -241,7 +241,7 @@ def _lines(part: Any, indent: str = "") -> list[str]:
     inner = value[0] if hasattr(value, "add") else value
     if len(text) <= WIDTH or not hasattr(inner, "ListFields"):
         return [text]
-    more = (line for *_, each in _parts(inner) for line in _lines(each, f"{indent}  "))
+    more = (line for *_, entry in _parts(inner) for line in _lines(entry, f"{indent}  "))
     return [f"{indent}{field.name} {{", *more, f"{indent}}}"]
 
 

@@ -61,7 +61,7 @@ def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
     if backend == "onnxruntime":
         yield from _unread_parameters(document)
         _check_values(
-            {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
+            {key: value.get("string_value", "") for key, value in document.get("parameters", {}).items()}
         )
     read_bounds(document)
 
@@ -80,7 +80,7 @@ def missing_python_file(folder: Path, document: Mapping[str, Any]) -> Path | Non
         return None
     name = document.get("default_model_filename") or "model.py"
     versions = (folder / str(version) for version in served_versions(folder, document))
-    return next((each / name for each in versions if each.is_dir() and not (each / name).exists()), None)
+    return next((place / name for place in versions if place.is_dir() and not (place / name).exists()), None)
 
 
 def fatal_problem(folder: Path, document: Mapping[str, Any]) -> str:
@@ -154,7 +154,7 @@ def _warm_up(document: Mapping[str, Any]) -> Iterator[str]:
         name = sample.get("name", "")
         given = {*sample.get("inputs", {})}
         if inputs and (given - {tensor.get("name") for tensor in inputs} or required - given):
-            expected, got = (", ".join(sorted(map(str, each))) or "none" for each in (required, given))
+            expected, got = (", ".join(sorted(map(str, names))) or "none" for names in (required, given))
             yield f"model_warmup '{name}': expected the inputs {expected}, got {got}"
 
 
@@ -185,8 +185,8 @@ def _expected(got: str, known: Collection[str]) -> str:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    found = difflib.get_close_matches(name, known, 1)
-    return f"; the nearest name is '{found[0]}'" if found else ""
+    matches = difflib.get_close_matches(name, known, 1)
+    return f"; the nearest name is '{matches[0]}'" if matches else ""
 
 
 IMAGE_FORMATS, IMAGE_RANK = ("FORMAT_NHWC", "FORMAT_NCHW"), 3

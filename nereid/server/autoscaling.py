@@ -36,7 +36,7 @@ INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count
 PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")
 US_PER_S = 1e6
 SAMPLE_S, TIMEOUT_S = 0.2, 2.0
-# Other commands load models, too, and reading a process's memory use takes 1 to 3 ms.
+# Other commands also load models, and reading a process's memory use takes 1 to 3 ms.
 NUMBER_S, MEMORY_S = 2.0, 10.0
 # While no model has bounds.
 IDLE_S = 2.0
@@ -192,16 +192,16 @@ def read_loads(page: MetricSamples, growth: MetricSamples, seconds: float) -> di
     requests, executions = grown("request_success"), grown("exec_count")
     parts = [grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output")]
     waiting = page.sums("nv_inference_pending_request_count", "model", "version")
-    found: dict[str, ModelLoad] = {}
+    loads: dict[str, ModelLoad] = {}
     for version, answered in requests.items():
         # Each request counts the whole computing time of its batch.
         batches = min(1.0, executions.get(version, 0.0) / answered) if answered else 0.0
         compute_s = sum(part.get(version, 0.0) for part in parts) / US_PER_S
-        others = found.get(version[0], ModelLoad(0.0, 0.0))
-        found[version[0]] = ModelLoad(
+        others = loads.get(version[0], ModelLoad(0.0, 0.0))
+        loads[version[0]] = ModelLoad(
             max(others.waiting, waiting.get(version, 0.0)), max(others.busy, compute_s * batches / seconds)
         )
-    return found
+    return loads
 
 
 def read_gpu(page: MetricSamples) -> GpuSample | None:

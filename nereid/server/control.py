@@ -83,11 +83,11 @@ class Control:
     def ready_versions(self) -> dict[str, set[int]]:
         """Return the versions that accept requests, by model, from the server's index."""
         index = self._request("get_model_repository_index")
-        found: dict[str, set[int]] = {}
+        versions: dict[str, set[int]] = {}
         for entry in index.models:
             if entry.state == "READY":
-                found.setdefault(entry.name, set()).add(int(entry.version))
-        return found
+                versions.setdefault(entry.name, set()).add(int(entry.version))
+        return versions
 
     def is_gone(self, model: str) -> bool:
         """Return whether the server has no version of a model left, not even one that is still unloading."""
@@ -165,8 +165,8 @@ class Control:
             yield
 
     def _load_within_bounds(self, model: str, count: int | None) -> None:
-        found = self._bounded(model)
-        config = json.dumps(with_instance_count(*found, count)) if found and count else None
+        bounded_config = self._bounded(model)
+        config = json.dumps(with_instance_count(*bounded_config, count)) if bounded_config and count else None
         self._request("load_model", model, is_load=True, config=config)
 
     def unload(self, model: str) -> None:

@@ -65,21 +65,21 @@ def unservable_models(options: TritonOptions) -> dict[str, str]:
     repository, profile = options.repository, options.profile
     documents, hidden = readable_configs(repository, profile), unused_models(repository, profile)
     damage = cache(checksums.damage)
-    found = {}
+    reasons = {}
     for name, document in documents.items():
         if name in hidden:
             continue
         if problem := fatal_problem(repository / name, document) or _bounds_problem(document):
-            found[name] = f"model '{name}': {problem}"
+            reasons[name] = f"model '{name}': {problem}"
             continue
         for model, version in _versions(repository / name, document):
             if problem := damage(repository / model / str(version)):
                 text = f"version {version} of '{model}' is damaged: {problem}; fix: {RESTORE}"
-                found[name] = f"model '{name}': {text}"
+                reasons[name] = f"model '{name}': {text}"
     # Triton would still load an excluded model for an ensemble that runs it, directly or indirectly.
-    while above := dict(_above(found, documents)):
-        found |= above
-    return {name: reason for name, reason in found.items() if name not in hidden}
+    while above := dict(_above(reasons, documents)):
+        reasons |= above
+    return {name: reason for name, reason in reasons.items() if name not in hidden}
 
 
 def _bounds_problem(document: Mapping[str, Any]) -> str:
@@ -119,7 +119,7 @@ class EnvironmentFolders:
         self._before = self._present()
 
     def note(self) -> None:
-        """Record the folders created since construction, including those of servers started meanwhile."""
+        """Record the folders created since construction, also by servers started meanwhile."""
         self._own = self._present() - self._before
 
     @contextlib.contextmanager
@@ -230,7 +230,7 @@ class EmbeddedServer:
         self._fit(triton)
         if self.options.model_control_mode == "explicit" and not self.options.allows_incomplete_configs:
             place = self.options.repository, self.options.profile
-            # Excluded models count, too, because they may be loaded once they are repaired.
+            # Excluded models also count, because they may be loaded once they are repaired.
             self._completes_configs = not are_complete(*place, models)
         self.memory.claim()
         self._process = subprocess.Popen(
@@ -292,9 +292,9 @@ class EmbeddedServer:
         ours = {adapter.parent.name for adapter in triton.adapters}
         self._fitted_backends = tuple(sorted(BACKENDS & ours))
         repository, profile = self.options.repository, self.options.profile
-        found = plan_instances(repository, profile, self.fitted.machine, self._fitted_backends)
-        present = {name: count for name, count in found.counts.items() if name in self.models}
-        self.fitted = replace(found, counts=present)
+        plan = plan_instances(repository, profile, self.fitted.machine, self._fitted_backends)
+        present = {name: count for name, count in plan.counts.items() if name in self.models}
+        self.fitted = replace(plan, counts=present)
 
     def _start_instances(self) -> None:
         """Start the chosen numbers of instances; Triton itself has started those in the configs.

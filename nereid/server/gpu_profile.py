@@ -99,8 +99,8 @@ class GpuPackages:
 
 def conflict(names: Sequence[str], fix: str) -> Problem:
     """Return the problem that packages contain the same files; `fix` installs the right one."""
-    found = f"{' and '.join(names)} overwrite each other's files"
-    return Problem(found, f"pip uninstall -y {' '.join(names)} && {fix}")
+    reason = f"{' and '.join(names)} overwrite each other's files"
+    return Problem(reason, f"pip uninstall -y {' '.join(names)} && {fix}")
 
 
 def _has_codec() -> bool:
@@ -130,9 +130,9 @@ def driver_problem(cuda_of_driver: str, driver: str, major: int) -> Problem | No
     supported = int(cuda_of_driver.partition(".")[0] or 0)
     if not supported or supported >= major:
         return None
-    found = f"driver {driver} supports CUDA {cuda_of_driver}, and CuPy is built for CUDA {major}"
+    reason = f"driver {driver} supports CUDA {cuda_of_driver}, and CuPy is built for CUDA {major}"
     fix = f"install driver {OLDEST_DRIVER.get(major, 'for CUDA ' + str(major))} or later"
-    return Problem(found, f"{fix}, or: {install_command(supported)}" if supported in EXTRAS else fix)
+    return Problem(reason, f"{fix}, or: {install_command(supported)}" if supported in EXTRAS else fix)
 
 
 def capability_problem(name: str, capability: str | None, major: int) -> Problem | None:

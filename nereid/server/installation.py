@@ -28,8 +28,8 @@ class Installation:
     @property
     def adapters(self) -> list[Path]:
         """Our adapters for the backends it lacks, each a `model.py` in the folder of its backend."""
-        found = sorted(ADAPTERS.glob("*/model.py"))
-        return [path for path in found if not (self.backends / path.parent.name).is_dir()]
+        paths = sorted(ADAPTERS.glob("*/model.py"))
+        return [path for path in paths if not (self.backends / path.parent.name).is_dir()]
 
 
 def find_installation(environment: Mapping[str, str]) -> Installation:
@@ -45,11 +45,11 @@ def find_installation(environment: Mapping[str, str]) -> Installation:
 
 def _installed(root: Path) -> Installation:
     backends = root / "backends"
-    found = Installation(root / "bin" / "tritonserver", backends, backends / "python" / STUB)
-    for path in (found.server, found.stub, backends / "python" / LIBRARY):
+    triton = Installation(root / "bin" / "tritonserver", backends, backends / "python" / STUB)
+    for path in (triton.server, triton.stub, backends / "python" / LIBRARY):
         if not path.is_file():
             raise ServerError(f"{FOLDER} is '{root}', which has no {path.relative_to(root)}")
-    return found
+    return triton
 
 
 def _in_wheel() -> Installation:
@@ -91,6 +91,6 @@ def assemble_backends(found: Installation, target: Path) -> Path:
 
 def cuda_folders() -> list[Path]:
     """Return the folders of CUDA libraries installed by pip, which CuPy and ONNX Runtime do not search."""
-    found = importlib.util.find_spec("nvidia")
-    places = (found and found.submodule_search_locations) or ()
+    spec = importlib.util.find_spec("nvidia")
+    places = (spec and spec.submodule_search_locations) or ()
     return sorted(folder for place in places for folder in Path(place).glob("*/lib"))

@@ -162,12 +162,12 @@ def parse_devices(text: str) -> list[Device]:
 
 def parts_of(uuid: str, devices: Sequence[Device]) -> list[Device]:
     """Return the parts of a GPU, which follow it in the list."""
-    found: list[Device] = []
+    parts: list[Device] = []
     is_below = False
     for device in devices:
         is_below = device.uuid == uuid if not device.is_part else is_below
-        found += [device] if is_below and device.is_part else []
-    return found
+        parts += [device] if is_below and device.is_part else []
+    return parts
 
 
 def read_processes(path: str | None = None) -> list[GpuProcess]:
@@ -191,8 +191,8 @@ def read_cuda_version(path: str | None = None) -> str:
 
 def parse_cuda_version(text: str) -> str:
     """Return the newest CUDA release that the driver supports, from the head of `nvidia-smi`'s output."""
-    found = re.search(r"CUDA(?: UMD)? Version\s*:\s*([\d.]+)", text)
-    return found[1] if found else ""
+    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*([\d.]+)", text)
+    return match[1] if match else ""
 
 
 def read_slowdowns(path: str | None = None) -> list[str]:
@@ -213,13 +213,13 @@ def visible(devices: Sequence[Device], environment: Mapping[str, str]) -> list[D
     """
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return [device for device in devices if not device.is_part]
-    found: list[Device] = []
+    selection: list[Device] = []
     for word in environment["CUDA_VISIBLE_DEVICES"].split(","):
         matching = [device for device in devices if matches(device, word.strip())]
         if len(matching) != 1:
             break
-        found += matching
-    return found
+        selection += matching
+    return selection
 
 
 def matches(device: Device, word: str) -> bool:
@@ -257,21 +257,21 @@ def parse(words: str, devices: Sequence[Device]) -> list[Device]:
     Raises:
         ValueError: a word names no device, several devices, or one that CUDA cannot use with the others.
     """
-    found: list[Device] = []
+    selection: list[Device] = []
     for word in [part.strip() for part in words.split(",")]:
         matching = [device for device in devices if matches(device, word)]
         if len(matching) != 1:
             known = "; ".join(map(str, devices)) or "none"
             what = "several GPUs match" if matching else "no GPU is called"
             raise ValueError(f"--gpu-id {words}: {what} '{word}'; this machine has: {known}")
-        found += matching
-    if len(set(found)) < len(found):
+        selection += matching
+    if len(set(selection)) < len(selection):
         raise ValueError(f"--gpu-id {words}: expected each GPU once")
-    if divided := [device for device in found if parts_of(device.uuid, devices)]:
+    if divided := [device for device in selection if parts_of(device.uuid, devices)]:
         parts = "; ".join(map(str, parts_of(divided[0].uuid, devices)))
         raise ValueError(
             f"--gpu-id {words}: MIG divides GPU {divided[0].index}; expected the UUID of a part: {parts}"
         )
-    if len(found) > 1 and any(device.is_part for device in found):
+    if len(selection) > 1 and any(device.is_part for device in selection):
         raise ValueError(f"--gpu-id {words}: expected one part of a GPU alone, because CUDA uses only one")
-    return found
+    return selection

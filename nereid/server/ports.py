@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
     first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])
     below = range(min(MIN_PORT, first_outgoing), first_outgoing)
     candidates = [*random.SystemRandom().sample(below, min(len(below), MAX_TRIES)), *[0] * count]
-    found: list[int] = []
+    ports: list[int] = []
     for port in candidates:
         holder = socket.socket()
         try:
@@ -48,11 +48,11 @@ def free_ports(count: int) -> list[int]:
             continue
         # After the search, which must not find the reserved ports of others.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.append(holder.getsockname()[1])
+        ports.append(holder.getsockname()[1])
         holder.detach()  # open until the process ends
-        if len(found) == count:
+        if len(ports) == count:
             break
-    return found
+    return ports
 
 
 def why_unusable(host: str, port: int) -> str | None:
@@ -108,7 +108,7 @@ def widen_receive_buffers(pid: int, port: int) -> bool:
 
 def _listeners(pid: int, port: int) -> list[int]:
     """Return the descriptors on which a process of this user listens on a TCP port."""
-    process, found = Path("/proc") / str(pid), list[int]()
+    process, descriptors = Path("/proc") / str(pid), list[int]()
     with contextlib.suppress(OSError):  # it has exited
         rows = [
             row.split()
@@ -121,8 +121,8 @@ def _listeners(pid: int, port: int) -> list[int]:
         for descriptor in (process / "fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # it was closed
                 if str(descriptor.readlink()) in wanted:
-                    found.append(int(descriptor.name))
-    return found
+                    descriptors.append(int(descriptor.name))
+    return descriptors
 
 
 def check_ports(host: str, ports: Ports) -> None:

@@ -30,12 +30,12 @@ def missing(python: str, folders: tuple[Path, ...]) -> list[tuple[str, str]]:
     if python not in SUPPORTED:
         versions = " or ".join(SUPPORTED)
         return [(f"Python {versions}, found {python}", "install one, then make PYTHON=/path/to/it")]
-    found = []
+    parts = []
     if importlib.util.find_spec("ensurepip") is None:
-        found.append((f"the venv module of Python {python}", "apt-get install python3-venv"))
+        parts.append((f"the venv module of Python {python}", "apt-get install python3-venv"))
     if find_libpython(python, folders) is None:
-        found.append((f"libpython{python}.so.1.0", f"apt-get install libpython{python}"))
-    return found
+        parts.append((f"libpython{python}.so.1.0", f"apt-get install libpython{python}"))
+    return parts
 
 
 if __name__ == "__main__":

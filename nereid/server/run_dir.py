@@ -182,8 +182,8 @@ def write(run_dir: Path, record: ServerRecord | GatewayRecord) -> None:
 
 def find(base: Path, repository: Path) -> ServerRecord | None:
     """Return the newest running server of `repository`, or None; ignores files that others could write."""
-    found = find_servers(base, repository)
-    return found[-1] if found else None
+    servers = find_servers(base, repository)
+    return servers[-1] if servers else None
 
 
 def find_servers(base: Path, repository: Path) -> list[ServerRecord]:
@@ -209,13 +209,13 @@ def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
 
 def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
     """Return pid and run directory of the servers of `repository` whose supervisor exited before they did."""
-    found = []
+    servers = []
     for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
         with contextlib.suppress(OSError, ServerError):
             pid = _read(path, ServerRecord).pid
             if not files.is_locked(path.parent) and is_server_of(pid, path.parent):
-                found.append((pid, path.parent))
-    return found
+                servers.append((pid, path.parent))
+    return servers
 
 
 def is_server_of(pid: int, run_dir: Path) -> bool:
@@ -230,20 +230,20 @@ def is_server_of(pid: int, run_dir: Path) -> bool:
 
 def _running(base: Path, folder: str, name: str) -> list[Path]:
     """Return the records of running processes, the newest last; ignores files that others could write."""
-    found: list[tuple[float, Path]] = []
+    records: list[tuple[float, Path]] = []
     for path in base.glob(f"{folder}/*/{name}") if _is_private(base) else ():
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             if files.is_locked(path.parent):
-                found.append((path.stat().st_mtime, path))
-    return [path for _, path in sorted(found)]
+                records.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(records)]
 
 
 def _records(base: Path, folder: str, name: str, kind: type[Record]) -> list[Record]:
-    found: list[Record] = []
+    records: list[Record] = []
     for path in _running(base, folder, name):
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
-            found.append(_read(path, kind))
-    return found
+            records.append(_read(path, kind))
+    return records
 
 
 def _read(path: Path, kind: type[Record]) -> Record:

@@ -299,7 +299,7 @@ class _Service:
                 self.health.enter(health_page.RESTARTING, reason)
                 if is_crash:
                     self._wait_for_end(server, STACK_S)
-                elif is_signalled:  # perhaps this process, too, and then it waits for all requests
+                elif is_signalled:  # perhaps also this process, and then it waits for all requests
                     self.signals.sleep(LAST_REQUESTS_S)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())

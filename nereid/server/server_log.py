@@ -108,11 +108,11 @@ class ServerLog:
 
     def take_failed_devices(self) -> set[int]:
         """Return the processes that have reported a failed device since the last call."""
-        found = set()
+        pids = set()
         with contextlib.suppress(queue.Empty):
             while True:
-                found.add(self._failed_devices.get_nowait())
-        return found
+                pids.add(self._failed_devices.get_nowait())
+        return pids
 
     def tail(self) -> str:
         """Return the last lines, for a failure without a known reason."""
@@ -134,8 +134,8 @@ class ServerLog:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             body = json.loads(body)["error"]
         text = body.partition("\n")[0]
-        found = FAILED_AT_END.search(text)
-        self._fail(model, found["reason"] if found else text)
+        match = FAILED_AT_END.search(text)
+        self._fail(model, match["reason"] if match else text)
         return ServerError(self.failures[model])
 
     def _is_repetition(self, line: str) -> bool:
@@ -154,18 +154,18 @@ class ServerLog:
         return is_known or (bool(self._reasons) and CONTINUED_ROW.match(line) is not None)
 
     def _remember(self, line: str) -> None:
-        if found := PARSE_ERROR.search(line):
-            self._parse_error = found["reason"]
-        elif found := FAILED_LOAD.search(line):
-            self._fail(found["model"], found["reason"])
-        elif found := FAILED_POLL.search(line):
+        if match := PARSE_ERROR.search(line):
+            self._parse_error = match["reason"]
+        elif match := FAILED_LOAD.search(line):
+            self._fail(match["model"], match["reason"])
+        elif match := FAILED_POLL.search(line):
             # Triton prints the parser's message on a line of its own, just before.
             detail, self._parse_error = self._parse_error, ""
-            self._fail(found["model"], found["reason"], f" ({detail})" if detail else "")
-        elif self._is_ending and (found := FAILED_AT_END.search(line)):
-            self._fail(found["model"], REASON_OF_STEP.sub("", found["reason"]))
-        elif found := FAILED_OTHERWISE.search(line):
-            self._errors.append(_first_line(found["reason"]))
+            self._fail(match["model"], match["reason"], f" ({detail})" if detail else "")
+        elif self._is_ending and (match := FAILED_AT_END.search(line)):
+            self._fail(match["model"], REASON_OF_STEP.sub("", match["reason"]))
+        elif match := FAILED_OTHERWISE.search(line):
+            self._errors.append(_first_line(match["reason"]))
 
     def _fail(self, model: str, reason: str, detail: str = "") -> None:
         first, named = _first_line(reason), f"model '{model}': "

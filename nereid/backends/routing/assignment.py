@@ -136,7 +136,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     schema: Annotated[str, Meta(description="For editors.")] = msgspec.field(name="$schema", default="")
 
     def __post_init__(self) -> None:
-        names = [each.name for each in self.targets()]
+        names = [target.name for target in self.targets()]
         if len(set(names)) != len(names):
             raise ValueError(f"names of variants and shadows must differ, got {', '.join(names)}")
         if small := [variant for variant in self.variants if 0 < variant.weight < MIN_WEIGHT]:
@@ -147,7 +147,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         if self.default not in (known := [variant.name for variant in self.variants]):
             raise ValueError(f"default must be one of {', '.join(known)}, got '{self.default}'")
         for place, name in enumerate(self.fallbacks):
-            others = [each for each in known if each not in (self.default, *self.fallbacks[:place])]
+            others = [other for other in known if other not in (self.default, *self.fallbacks[:place])]
             if name not in others:
                 expected = f"one of {', '.join(others)}" if others else "left out: no other variant is left"
                 raise ValueError(f"fallbacks[{place}] must be {expected}, got '{name}'")
@@ -217,7 +217,7 @@ def parse_route(text: bytes) -> Route:
 
 def with_default(route: Route, name: str) -> Route:
     """Return the route with another default, removed from its fallbacks."""
-    fallbacks = tuple(each for each in route.fallbacks if each != name)
+    fallbacks = tuple(fallback for fallback in route.fallbacks if fallback != name)
     return msgspec.structs.replace(route, default=name, fallbacks=fallbacks)
 
 
@@ -319,8 +319,8 @@ def _known(variants: Mapping[str, Variant], header: str, value: str) -> Variant:
 
 
 def _explain(message: str, text: bytes) -> str:
-    found = re.search(r" - at `\$(?P<place>[^`]*)`$", message)
-    place = found["place"] if found else ""
+    match = re.search(r" - at `\$(?P<place>[^`]*)`$", message)
+    place = match["place"] if match else ""
     if "unknown field" in message:
         kind = OBJECTS[re.sub(r"\W|\d", "", place)]
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))

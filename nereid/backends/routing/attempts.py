@@ -188,7 +188,7 @@ class VariantHealth:
         self._metrics.set("breaker_state", BreakerState.CLOSED, **self.labels)
 
     def allows(self, now: float) -> bool:
-        """Return whether an attempt may start; none may queue behind those of a dead process."""
+        """Return whether an attempt may start; none may queue behind a dead process's."""
         is_blocked = self.in_flight > 0 if self.is_dead else self.late >= MAX_LATE
         return not is_blocked and self.breaker.allows(now)
 
@@ -317,8 +317,8 @@ class AttemptPlan:
         self.first, self.first_label = first, first.variant.name
         self._repeated: VariantChoice | None = None
         self.is_forced = first.reason in FORCED
-        others = () if self.is_forced else route.replacements
-        self._left = [first, *(VariantChoice(each, BREAKER) for each in others if each is not first.variant)]
+        rest = () if self.is_forced else route.replacements
+        self._left = [first, *(VariantChoice(other, BREAKER) for other in rest if other is not first.variant)]
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -338,7 +338,7 @@ class AttemptPlan:
 
     def retry(self) -> None:
         """Note that a variant was tried: the remaining ones are retries."""
-        self._left = [VariantChoice(each.variant, RETRY) for each in self._left]
+        self._left = [VariantChoice(choice.variant, RETRY) for choice in self._left]
 
 
 class Attempt:

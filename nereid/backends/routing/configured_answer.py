@@ -34,18 +34,18 @@ def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
         value = np.empty([max(0, size) for size in output.dims])
     try:
         # Lists of unequal lengths have no shape.
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError:
         raise problem from None
-    if not found.shape and -1 not in output.dims:
-        found = np.broadcast_to(found, output.dims)
-    is_shape = found.ndim == len(output.dims) and all(
-        size in (-1, given) for size, given in zip(output.dims, found.shape, strict=True)
+    if not array.shape and -1 not in output.dims:
+        array = np.broadcast_to(array, output.dims)
+    is_shape = array.ndim == len(output.dims) and all(
+        size in (-1, given) for size, given in zip(output.dims, array.shape, strict=True)
     )
     dtype = np.dtype(output.numpy_type)
-    if not is_shape or not _fits(found, dtype):
+    if not is_shape or not _fits(array, dtype):
         raise problem
-    return _converted(found, dtype)
+    return _converted(array, dtype)
 
 
 def _fits(found: np.ndarray, dtype: np.dtype) -> bool:

@@ -155,7 +155,7 @@ class RequestTrace:
 
     @never_raises
     def end(self, error: ServingError | None = None, **about: Any) -> None:
-        """End the span of the route, and send its record with those of its attempts.
+        """End the route's span, and send its record with its attempts' records.
 
         Traces of failures, of slow requests and of forced variants are kept.
 

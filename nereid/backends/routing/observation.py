@@ -36,7 +36,7 @@ class RouteQuality:
         self._classes: frozenset[int] | None = None
 
     def use(self, classes: frozenset[int] | None) -> None:
-        """Count those of the best classes that are in `classes` by index; None counts no classes."""
+        """Count the best classes that are in `classes` by index; None counts no classes."""
         self._classes = classes
 
     def observe(self, request: RoutedRequest, response: Any, labels: Mapping[str, str]) -> About:
@@ -168,17 +168,17 @@ class Shadows:
             if error or self._clock() >= mirror.deadline:
                 raise error or mirror.late_error()
             ours, theirs = (
-                request.arrays(each, self._task.outputs) for each in (completed.response, response)
+                request.arrays(result, self._task.outputs) for result in (completed.response, response)
             )
-            found = self._task.compare(ours, theirs)
+            comparison = self._task.compare(ours, theirs)
         except Exception as raised:
             self._fail(shadow, raised)
             return
         (label,) = self._label(shadow.name)
-        self._metrics.add("shadow_score_distance", found.distance, shadow=label)
+        self._metrics.add("shadow_score_distance", comparison.distance, shadow=label)
         self._metrics.add("shadow_duration_seconds", seconds, shadow=label)
         self._metrics.add("shadowed_duration_seconds", completed.seconds, shadow=label)
-        self._count(shadow, "agreed" if found.is_equal else "disagreed")
+        self._count(shadow, "agreed" if comparison.is_equal else "disagreed")
 
     def _count(self, shadow: Shadow, outcome: str) -> None:
         (label,) = self._label(shadow.name)

@@ -58,19 +58,19 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     schema: Annotated[str, Meta(description="For editors.")] = msgspec.field(name="$schema", default="")
 
     def __post_init__(self) -> None:
-        names = [each.name for each in self.variants]
+        names = [variant.name for variant in self.variants]
         if len(set(names)) != len(names):
             raise ValueError(f"names of variants must differ, got {', '.join(names)}")
-        for each in self.variants:
-            if each.classes and len(each.classes) != len(self.classes) + 1:
+        for variant in self.variants:
+            if variant.classes and len(variant.classes) != len(self.classes) + 1:
                 raise ValueError(
-                    f"variant '{each.name}': expected {len(self.classes) + 1} counts of classes, "
-                    f"got {len(each.classes)}"
+                    f"variant '{variant.name}': expected {len(self.classes) + 1} counts of classes, "
+                    f"got {len(variant.classes)}"
                 )
 
     def variant(self, name: str) -> VariantReference | None:
         """Return the reference of a variant, or None."""
-        return next((each for each in self.variants if each.name == name), None)
+        return next((variant for variant in self.variants if variant.name == name), None)
 
 
 def path_of(repository: Path, route: str) -> Path:

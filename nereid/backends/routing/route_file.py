@@ -43,11 +43,11 @@ def load_route(config: ModelConfig, text: bytes) -> LoadedRoute:
     route, output = parse_route(text), config.outputs[0].name
     try:
         versions = {
-            each.name: config.pinned_network_version(each.model, each.version, output)
-            for each in route.targets()
+            target.name: config.pinned_network_version(target.model, target.version, output)
+            for target in route.targets()
         }
-        for each in route.targets():
-            _check_tensors(config, each.model, each.version)
+        for target in route.targets():
+            _check_tensors(config, target.model, target.version)
     except OSError as error:  # for example, a name too long for a folder
         raise InvalidConfig(f"cannot read the models of the route: {error}") from None
     return LoadedRoute(route, sha256(text).hexdigest(), versions, _answer(config, route))
@@ -68,8 +68,8 @@ def _check_tensors(config: ModelConfig, model: str, version: int) -> None:
         return
     theirs = config.sibling(model, version)
     outputs = [output for output in config.outputs if output.name not in ROUTE_OUTPUTS]
-    for ours, found in ((config.inputs, theirs.inputs), (outputs, theirs.outputs)):
-        by_name = {tensor.name: tensor for tensor in found}
+    for ours, others in ((config.inputs, theirs.inputs), (outputs, theirs.outputs)):
+        by_name = {tensor.name: tensor for tensor in others}
         for tensor in ours if by_name else ():
             other = by_name.get(tensor.name)
             if other is None or not tensor.fits(other):
@@ -134,8 +134,8 @@ def check_ready(route: Route, is_ready: IsReady) -> None:
     Raises:
         InvalidConfig: a version of a model is not ready.
     """
-    for each in route.targets():
-        replaces = each in route.replacements
-        is_needed = isinstance(each, Shadow) or each.weight or each.headers or replaces
-        if is_needed and not is_ready(each.model, each.version):
-            raise InvalidConfig(f"'{each.name}' names version {each.version} of '{each.model}': not ready")
+    for entry in route.targets():
+        replaces = entry in route.replacements
+        is_needed = isinstance(entry, Shadow) or entry.weight or entry.headers or replaces
+        if is_needed and not is_ready(entry.model, entry.version):
+            raise InvalidConfig(f"'{entry.name}' names version {entry.version} of '{entry.model}': not ready")

@@ -275,7 +275,7 @@ class Router:
         with self._lock:
             dead = [(served, served.dead_instances) for served in self._served if served.is_dead]
         for served, instances in dead:
-            if instances and all(self._can_answer(each, 0.0) for each in instances):
+            if instances and all(self._can_answer(instance, 0.0) for instance in instances):
                 with self._lock:
                     served.revive(self._clock())
 

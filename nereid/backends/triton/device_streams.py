@@ -127,8 +127,8 @@ def can_bind(
         wanted: names of the network outputs that it needs.
     """
     accelerators = network.document.get("optimization", {}).get("execution_accelerators", {})
-    names = {each["name"] for each in accelerators.get("gpu_execution_accelerator", ())}
-    outputs = [each for each in network.outputs if each.name in wanted]
+    names = {accelerator["name"] for accelerator in accelerators.get("gpu_execution_accelerator", ())}
+    outputs = [output for output in network.outputs if output.name in wanted]
     return (
         {config.device_kind, preprocess.device_kind, network.device_kind} == {"GPU"}
         and parse_bool(network.parameters.get(CUDA_GRAPHS, "false"))
@@ -136,7 +136,7 @@ def can_bind(
         and max_run_rows(network) >= config.max_batch_size
         and len(network.inputs) == 1
         and names <= {"cuda"}
-        and all(min(each.dims, default=1) >= 0 and each.datatype != "TYPE_STRING" for each in outputs)
+        and all(min(output.dims, default=1) >= 0 and output.datatype != "TYPE_STRING" for output in outputs)
     )
 
 
@@ -228,9 +228,9 @@ class FusedBatch:
             if stages:
                 self._trace.ran(stages.begun_ns, good, stages.computed_ns)
         if isinstance(outputs, ServingError):
-            return [outputs if isinstance(each, slice) else each for each in rows]
+            return [outputs if isinstance(outcome, slice) else outcome for outcome in rows]
         if not outputs:
-            return [each if isinstance(each, ServingError) else {} for each in rows]
+            return [outcome if isinstance(outcome, ServingError) else {} for outcome in rows]
         return self._after.finish(Batch(None, rows, times), self._requests, outputs)
 
     def run(
@@ -245,8 +245,8 @@ class FusedBatch:
             if all(errors):
                 return {}, None
             streams.compute(0, len(errors))
-            found = streams.wait(0)
+            result = streams.wait(0)
             streams.release()
-            return found
+            return result
         except Exception as error:  # an exception that leaves `execute` fails the requests with other errors
             return from_exception(error), None

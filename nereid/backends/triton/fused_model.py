@@ -122,11 +122,11 @@ class FusedModel:
         if trace:
             trace.prepared(batch.times)
         if not len(batch.tensor):
-            return [each if isinstance(each, ServingError) else {} for each in batch.outcomes]
+            return [outcome if isinstance(outcome, ServingError) else {} for outcome in batch.outcomes]
         begin_ns, wanted = time.time_ns(), self._post.wanted
         try:
-            results = [to_host(each) for each in self._session.run({self._input: batch.tensor}, wanted)]
-        except Exception as raised:  # outside of here, it would fail the bad requests, too
+            results = [to_host(output) for output in self._session.run({self._input: batch.tensor}, wanted)]
+        except Exception as raised:  # outside of here, it would also fail the bad requests
             error = from_exception(raised)
             if isinstance(error, DeviceFailed):
                 self._session.fail(error.reason)

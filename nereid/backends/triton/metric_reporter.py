@@ -119,8 +119,8 @@ class MetricReporter:
                 values, self._values = self._values, {}
                 only, self._only = self._only, {}
                 tallies, self._tallies = self._tallies, {}
-            for each, tally in tallies.items():
-                self._increment_all(each, tally)
+            for key, tally in tallies.items():
+                self._increment_all(key, tally)
             for key, value in sums.items():
                 self._metric(key).increment(value)
             for key, value in values.items():
@@ -223,7 +223,7 @@ class SessionMetrics(MetricReporter):
 
 
 class ImageSignals(MetricReporter):
-    """Signals of the images of a preprocessing or fused model; `sink` receives those of one image, if any."""
+    """Signals of the images of a preprocessing or fused model; `sink` receives one image's, if any."""
 
     def __init__(self, config: ModelConfig) -> None:
         labels = {"model": config.name, "version": str(config.version)}

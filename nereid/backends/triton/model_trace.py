@@ -96,7 +96,7 @@ class BatchTrace:
     @property
     def traceparents(self) -> list[str]:
         """The span of each request, for the models to which it sends requests; "" for one without a trace."""
-        return [str(each.context) if each else "" for each in self._traced]
+        return [str(traced.context) if traced else "" for traced in self._traced]
 
     @never_raises
     def prepared(self, images: Sequence[Sequence[Times]]) -> None:
@@ -133,7 +133,7 @@ class BatchTrace:
                     "kind": "model",
                     "id": traced.request_id,
                     "about": {**about, "queue_ms": queue_ms},
-                    "inner": [*(each for times in images for each in times.spans()), *self._network],
+                    "inner": [*(stage for times in images for stage in times.spans()), *self._network],
                     **keep_field(is_slow or is_fault(error), error is not None),
                     "sampled": traced.context.is_sampled,
                     **error_field(error),

@@ -91,11 +91,11 @@ class OnnxModel:
         trace, begin_ns = self._tracer.begin(requests), time.time_ns()
         start, must_check = time.perf_counter(), self._last_s > MIN_RUN_FOR_CHECK_S
         is_wanted = [not (must_check and request.is_cancelled()) for request in requests]
-        found = iter(self._run([*compress(requests, is_wanted)]))
-        outcomes = [next(found) if each else CLIENT_GONE for each in is_wanted]
+        results = iter(self._run([*compress(requests, is_wanted)]))
+        outcomes = [next(results) if flag else CLIENT_GONE for flag in is_wanted]
         if trace:
             trace.ran(begin_ns, sum(is_wanted))
-        responses = [self._respond(each) for each in outcomes]
+        responses = [self._respond(outcome) for outcome in outcomes]
         if trace:
             trace.end(outcomes)
         if any(is_wanted):
@@ -167,7 +167,7 @@ class ServedNetwork:
         ).exec()
         if response.has_error():
             raise from_message(response.error().message())
-        tensors = {each.name(): each for each in response.output_tensors()}
+        tensors = {output.name(): output for output in response.output_tensors()}
         return [np.array(tensors[name].as_numpy()) for name in self._outputs]
 
     def close(self) -> None:

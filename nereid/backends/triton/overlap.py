@@ -158,10 +158,10 @@ class Overlap:
             threading.Thread(target=self._run_answers, daemon=True),
         ]
         self._threads[0].start()
-        found = opened.get()
-        if isinstance(found, Exception):
-            raise found
-        self._streams = found
+        outcome = opened.get()
+        if isinstance(outcome, Exception):
+            raise outcome
+        self._streams = outcome
         self._threads[1].start()
 
     def submit(self, job: BatchJob) -> None:

@@ -83,8 +83,8 @@ class PostprocessPerImage:
     def __init__(
         self, config: ModelConfig, network: ModelConfig, after: ModelConfig, step: Postprocessor
     ) -> None:
-        if {(each.name, each.type_and_dims) for each in config.outputs} != {
-            (e.name, e.type_and_dims) for e in after.outputs
+        if {(output.name, output.type_and_dims) for output in config.outputs} != {
+            (output.name, output.type_and_dims) for output in after.outputs
         }:
             raise InvalidConfig(
                 f"model '{config.name}': expected the outputs of '{after.name}', {_listed(after)}, "

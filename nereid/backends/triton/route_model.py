@@ -206,7 +206,7 @@ class _TritonRequest:
 
     def is_large(self) -> bool:
         images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
-        return images is not None and any(work(each) >= LARGE_WORK for each in images.as_numpy().ravel())
+        return images is not None and any(work(image) >= LARGE_WORK for image in images.as_numpy().ravel())
 
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS

@@ -54,14 +54,14 @@ class Stub:
 
 def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
     """Return the stubs of models of `repository` below `tritonserver`, without zombies."""
-    found = []
+    stubs = []
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue
         status = read_stat(folder)
         if status and status.parent == leader:
-            found += list(_stub(status.process, repository, folder))
-    return found
+            stubs += list(_stub(status.process, repository, folder))
+    return stubs
 
 
 def read_stat(folder: Path) -> ProcessStat | None:
@@ -87,12 +87,12 @@ def read_stat(folder: Path) -> ProcessStat | None:
 
 def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, str]:
     """Return the kernel's letter for the state of each process that still exists."""
-    found = {}
+    letters = {}
     for process in processes:
         status = read_stat(proc / str(process.pid))
         if status and status.process == process:
-            found[process] = status.state
-    return found
+            letters[process] = status.state
+    return letters
 
 
 def model_of(instance: str) -> str:
@@ -132,7 +132,7 @@ def close_connections() -> None:
     server closes then stays open as long as the stub lives: its client waits in vain for the end, and the
     kernel keeps its buffers. Call this function before the process opens its own connections.
     """
-    for number in [int(each.name) for each in DESCRIPTORS.iterdir()]:
+    for number in [int(descriptor.name) for descriptor in DESCRIPTORS.iterdir()]:
         with contextlib.suppress(OSError):  # the descriptor with which the folder was read
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 inherited = socket.socket(fileno=number)

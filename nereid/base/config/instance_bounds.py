@@ -42,11 +42,11 @@ def read_bounds(document: Mapping[str, Any]) -> InstanceBounds | None:
     Raises:
         InvalidConfig: the bounds or idle time are invalid, or the model is an ensemble or has several groups.
     """
-    texts = {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
+    texts = {key: value.get("string_value", "") for key, value in document.get("parameters", {}).items()}
     if BOUNDS not in texts:
         return None
-    found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", texts[BOUNDS].strip())
-    low, high = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", texts[BOUNDS].strip())
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= low <= high <= MAX_INSTANCES:
         raise InvalidConfig(f"parameter '{BOUNDS}': {EXPECTED}, got '{texts[BOUNDS]}'")
     if "ensemble_scheduling" in document:

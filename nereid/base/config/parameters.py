@@ -85,10 +85,10 @@ def parse_int(text: str, kind: str = INTEGRAL) -> int:
     Raises:
         InvalidConfig: the text does not start with an integer, or the integer is too large.
     """
-    found = re.match(r"\s*([+-]?[0-9]+)", text)
-    if not found or (kind == INTEGRAL and abs(int(found[1])) >= 2**31):
+    match = re.match(r"\s*([+-]?[0-9]+)", text)
+    if not match or (kind == INTEGRAL and abs(int(match[1])) >= 2**31):
         raise InvalidConfig(f"failed to convert '{text}' to {kind}")
-    return int(found[1])
+    return int(match[1])
 
 
 def parse_bool(text: str) -> bool:
@@ -115,11 +115,11 @@ def _value(name: str, text: str, hint: Any) -> Any:
 def _leaves(schema: Any) -> dict[str, tuple[Any, bool]]:
     """Map each parameter name of a schema to its type and whether it is required."""
     hints = typing.get_type_hints(schema)
-    found: dict[str, tuple[Any, bool]] = {}
+    leaves: dict[str, tuple[Any, bool]] = {}
     for field in fields(schema):
         hint = hints[field.name]
-        found |= _leaves(hint) if is_dataclass(hint) else {field.name: (hint, field.default is MISSING)}
-    return found
+        leaves |= _leaves(hint) if is_dataclass(hint) else {field.name: (hint, field.default is MISSING)}
+    return leaves
 
 
 def _build(schema: Any, values: Mapping[str, Any]) -> Any:

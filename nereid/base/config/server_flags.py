@@ -27,12 +27,12 @@ def measures_signals() -> bool:
 
 def flag_values(words: Sequence[str], flag: str) -> list[str]:
     """Return the values of every `FLAG=VALUE` and `FLAG VALUE` among `words`, in order."""
-    found = []
+    values = []
     for word, following in pairwise([*words, ""]):
         name, joined, value = word.partition("=")
         if name == flag and (joined or following):
-            found.append(value if joined else following)
-    return found
+            values.append(value if joined else following)
+    return values
 
 
 def backend_settings(words: Sequence[str], backend: str) -> dict[str, str]:

@@ -104,14 +104,14 @@ class TailSampler:
         Raises:
             ValueError: a line is not a record; nothing is added.
         """
-        found = [(line, _decode_head(line)) for line in lines]
-        if not all(head.dropped or (head.trace and head.kind) for _, head in found):
+        pairs = [(line, _decode_head(line)) for line in lines]
+        if not all(head.dropped or (head.trace and head.kind) for _, head in pairs):
             raise ValueError("expected records with the keys 'trace' and 'kind'")
-        for record, head in found:
+        for record, head in pairs:
             self.lost += head.dropped
             if not head.dropped:
                 self._add(record, head, now_s)
-        self._write([record for record, head in found if not head.dropped])
+        self._write([record for record, head in pairs if not head.dropped])
         while len(self) > MAX_TRACES:
             self._finish(*(self._open or self._rooted).popitem(last=False), now_s)
 

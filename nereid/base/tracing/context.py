@@ -37,9 +37,9 @@ class TraceContext:
 
 def parse(traceparent: str) -> TraceContext | None:
     """Return the context in a `traceparent`, or None if the value is invalid."""
-    if not (found := _TRACEPARENT.fullmatch(traceparent)):
+    if not (match := _TRACEPARENT.fullmatch(traceparent)):
         return None
-    version, trace, span, flags, more = found.groups()
+    version, trace, span, flags, more = match.groups()
     if version == "ff" or (version == "00" and more) or not trace.strip("0") or not span.strip("0"):
         return None
     return TraceContext(trace, span, bool(int(flags, 16) & 1))

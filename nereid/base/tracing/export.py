@@ -49,8 +49,8 @@ class Exporter:
     def export(self, records: Sequence[Record]) -> None:
         """Queue the records' spans; they are dropped if the queue is full."""
         for record in records:
-            for each in self._spans(record):
-                self._processor.on_end(each)
+            for span in self._spans(record):
+                self._processor.on_end(span)
 
     def close(self) -> None:
         """Send the queued spans, without waiting long for a slow receiver."""
@@ -61,9 +61,9 @@ class Exporter:
     def _spans(self, record: Record) -> Iterator[ReadableSpan]:
         resource = self._resources.get(record["kind"], self._resources["route"])
         yield _span(record, record["trace"], record["parent"], record["kind"], resource)
-        for each in record.get("inner", ()):
-            kind = each.get("kind", each["name"])
-            yield _span({"span": new_span_id(), **each}, record["trace"], record["span"], kind, resource)
+        for span in record.get("inner", ()):
+            kind = span.get("kind", span["name"])
+            yield _span({"span": new_span_id(), **span}, record["trace"], record["span"], kind, resource)
 
 
 def _span(span: Record, trace: str, parent: str, kind: str, resource: Resource) -> ReadableSpan:

@@ -47,11 +47,11 @@ class _TraceRecords:
         for record in records:
             kind = record["kind"]
             if kind == "gateway":
-                inner = (each for each in record.get("inner", ()) if "span" in each)
-                self._inferences |= {each["span"]: (record, each) for each in inner}
+                inner = (span for span in record.get("inner", ()) if "span" in span)
+                self._inferences |= {inference["span"]: (record, inference) for inference in inner}
             elif kind == "route":
                 self._attempts[record["span"]] += record.get("inner", ())
-                self._inside |= {each["span"] for each in record.get("inner", ())}
+                self._inside |= {attempt["span"] for attempt in record.get("inner", ())}
             elif kind == "model":
                 self._models[record["parent"]].append(record)
                 self._inside.add(record["span"])  # a reader sends requests to its networks
@@ -59,7 +59,7 @@ class _TraceRecords:
                 self._attempts[record["parent"]].append(record)
                 self._inside.add(record["span"])
         for spans in (*self._attempts.values(), *self._models.values()):
-            spans.sort(key=lambda each: each["begin"])
+            spans.sort(key=lambda span: span["begin"])
 
     def is_first_without_route(self, model: Record) -> bool:
         """Return whether a model received its request without a route and is that request's first step."""
@@ -68,17 +68,17 @@ class _TraceRecords:
 
     def has_reached_server(self, gateway: Record) -> bool:
         """Return whether the server recorded a request made to the gateway."""
-        return any(each.get("span") in self._begun for each in gateway.get("inner", ()))
+        return any(span.get("span") in self._begun for span in gateway.get("inner", ()))
 
     def of_route(self, route: Record) -> dict[str, Any]:
         """Return the line for a request to a route."""
         route = self._until_response(route, route["parent"])
         attempts = self._attempts[route["span"]]
         earlier, last = attempts[:-1], attempts[-1] if attempts else None
-        taken = sum(_ms_within(each, route) for each in attempts)
+        taken = sum(_ms_within(attempt, route) for attempt in attempts)
         stages = {"route": _ms(route) - taken}
         if earlier:
-            stages["retry"] = sum(_ms_within(each, route) for each in earlier)
+            stages["retry"] = sum(_ms_within(attempt, route) for attempt in earlier)
         models = self._models[last["span"]] if last else []
         if last and models and last["end"] <= route["end"]:
             stages |= _stages_of_models(models)
@@ -106,7 +106,7 @@ class _TraceRecords:
             stages |= _stages_of_gateway(gateway, record["parent"])
             stages["transport"] = _ms(inference) - _ms(record)
         line = _line(record, stages, gateway)
-        if gateway and sum("span" in each for each in gateway["inner"]) > 1:
+        if gateway and sum("span" in span for span in gateway["inner"]) > 1:
             # One of several images: the request as a whole took longer.
             line["ms"] = round(sum(line["stages_ms"].values()), 3)
         return line | _of_images(models)
@@ -131,10 +131,10 @@ def _line(record: Record, stages: dict[str, float], gateway: Record | None) -> d
 def _stages_of_gateway(gateway: Record, inference: str) -> dict[str, float]:
     """Return the stages before one inference, leaving out a batch's other inferences."""
     return {
-        each["name"]: _ms(each)
-        for each in gateway.get("inner", ())
-        if each["name"] == "receive"
-        or (each["name"] == "admission" and each.get("of", "") in ("", inference))
+        span["name"]: _ms(span)
+        for span in gateway.get("inner", ())
+        if span["name"] == "receive"
+        or (span["name"] == "admission" and span.get("of", "") in ("", inference))
     }
 
 
@@ -152,24 +152,24 @@ def _stages_of_models(models: Sequence[Record]) -> dict[str, float]:
 def _stages_of_model(model: Record) -> dict[str, float]:
     """Return the stages of a batch; images decoded in parallel count only their combined elapsed time."""
     stages: dict[str, float] = {}
-    for name in dict.fromkeys(each["name"] for each in model.get("inner", ())):
-        parts = [each for each in model["inner"] if each["name"] == name]
-        whole = (max(each["end"] for each in parts) - min(each["begin"] for each in parts)) / 1e6
+    for name in dict.fromkeys(span["name"] for span in model.get("inner", ())):
+        parts = [span for span in model["inner"] if span["name"] == name]
+        whole = (max(part["end"] for part in parts) - min(part["begin"] for part in parts)) / 1e6
         stages[name] = min(whole, sum(map(_ms, parts)))
     stages["model"] = _ms(model) - sum(stages.values())
     return stages
 
 
 def _of_images(models: Sequence[Record]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for model in models:
         about = model["about"]
-        found["batch_size"] = about.get("batch_size", 0)
-        found["core_wait_ms"] = round(found.get("core_wait_ms", 0.0) + about.get("core_wait_ms", 0.0), 3)
-        images = [each["about"] for each in model.get("inner", ()) if "format" in each.get("about", {})]
+        fields["batch_size"] = about.get("batch_size", 0)
+        fields["core_wait_ms"] = round(fields.get("core_wait_ms", 0.0) + about.get("core_wait_ms", 0.0), 3)
+        images = [span["about"] for span in model.get("inner", ()) if "format" in span.get("about", {})]
         if images:
-            found["images"] = images
-    return found
+            fields["images"] = images
+    return fields
 
 
 def _ms(span: Record) -> float:

@@ -169,7 +169,7 @@ class ImageCommandOptions:
 def run(
     context: typer.Context, task: Task, options: ImageCommandOptions, request_options: Mapping[str, int]
 ) -> None:
-    """Send images to a server and print the outcomes; `request_options` are those of each request.
+    """Send images to a server and print the outcomes; `request_options` apply to each request.
 
     Raises:
         WrongUsage: options exclude each other, or a model does not exist.

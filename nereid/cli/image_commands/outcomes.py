@@ -93,7 +93,7 @@ class Outcomes:
         show_progress("stopped")
 
     def _print_and_save(self, outcome: Outcome) -> bool:
-        """Print and draw an outcome; returns whether it is a failure, which goes to stderr, too."""
+        """Print and draw an outcome; returns whether it is a failure, which also goes to stderr."""
         # A file name may hold bytes that are not text.
         name = os.fsencode(outcome.image).decode(errors="replace")
         self.write(name, outcome)

@@ -53,12 +53,12 @@ def _size(word: str) -> tuple[int, int]:
         return 0, 0
     height, times, width = word.lower().partition("x")
     try:
-        found = int(height), int(width if times else height)
+        size = int(height), int(width if times else height)
     except ValueError:
-        found = 0, 0
-    if min(found) < 1:
+        size = 0, 0
+    if min(size) < 1:
         raise WrongUsage(f"--size: expected pixels such as 640, or height and width as 480x640, got '{word}'")
-    return found
+    return size
 
 
 def _from_file(path: Path) -> dict[str, str]:
@@ -129,7 +129,7 @@ def add(
     task: Annotated[
         str,
         typer.Option(
-            help=f"Kind of the outputs: {', '.join(f'`{each.name}` for {each.network}' for each in ADDED)}.",
+            help=f"Kind of the outputs: {', '.join(f'`{task.name}` for {task.network}' for task in ADDED)}.",
             show_default="detected from the file",
         ),
     ] = "",
@@ -261,11 +261,11 @@ def screen(name: str, proposal: "AddProposal") -> list[str]:
             if proposal.labels else "none; fix: --labels FILE shows names instead of numbers")]
           if kind.labels_are else []),
         ("batches", f"several {unit}s at a time" if settings.can_batch else f"one {unit} at a time"),
-        *(("change", each) for each in proposal.changes),
+        *(("change", change) for change in proposal.changes),
         ("cost", f"{format_ms(report.latency_ms)} per {unit} on one core, {proposal.processes} processes, "
                  f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
-        *((image, proposal.intake.shown(found)) for image, found in proposal.results.items()),
-        *(("uses", f"model '{each}', which the repository has already") for each in proposal.shared),
+        *((image, proposal.intake.shown(result)) for image, result in proposal.results.items()),
+        *(("uses", f"model '{model}', which the repository has already") for model in proposal.shared),
     ]  # fmt: skip
     width_of_first = max(len(first) for first, _ in rows)
     return [f"{name}:", *(f"  {first:<{width_of_first}}  {second}" for first, second in rows)]
@@ -280,9 +280,9 @@ def _document(name: str, proposal: "AddProposal") -> dict[str, Any]:
 
     intake = proposal.intake
     fields = {key: value for key, value in asdict(proposal).items() if key != "intake"}
-    settings, found = fields.pop("settings"), fields.pop("results")
+    settings, outcomes = fields.pop("settings"), fields.pop("results")
     form = {key: settings[key] for key in FORM}
-    results = {each.results: {} for each in intakes().values()} | {intake.results: found}
+    results = {kind.results: {} for kind in intakes().values()} | {intake.results: outcomes}
     labels = {"count": len(proposal.labels), "from": proposal.labels_from}
     own = {"task": intake.name, "unit": intake.input.unit, "form": form}
     own |= {"parameters": settings["parameters"], "can_batch": settings["can_batch"]}

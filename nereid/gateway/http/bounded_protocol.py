@@ -32,11 +32,11 @@ def peer_of(address: Any) -> str:
     """Return the identity for per-client limits: the IPv4 address or the IPv6 /64 network."""
     if not address:
         return ""
-    found = ip_address(str(address[0]).partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    if found.version == 6 and mapped is None:
-        return str(int(found) >> 64)
-    return str(mapped or found)
+    ip = ip_address(str(address[0]).partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    if ip.version == 6 and mapped is None:
+        return str(int(ip) >> 64)
+    return str(mapped or ip)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -56,7 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
         of_peer[self] = None
         if len(of_peer) > MAX_OF_PEER or sum(map(len, _OPEN.values())) > MAX_CONNECTIONS:
             most = max(_OPEN.values(), key=len)
-            victim = next((each for each in most if each._is_idle()), self)
+            victim = next((connection for connection in most if connection._is_idle()), self)
             victim._forget()
             victim.transport.close()
 

@@ -190,10 +190,10 @@ class GatewayRequest:
         Raises:
             Failure: there are too many, a value is not printable ASCII, or parameter and header disagree.
         """
-        found = []
+        headers = []
         for name, value in self.headers.items():
             if name.startswith(ROUTE_PREFIX) or (name in FORWARDED and value):
-                found.append((name, value))
+                headers.append((name, value))
         for option, text in given.items():
             if text and option in OPTIONS:
                 name = OPTIONS[option]
@@ -202,17 +202,17 @@ class GatewayRequest:
                 if not is_word(text):
                     raise invalid_request(f"{option} must be printable ASCII of at most 128 characters")
                 if not in_head:
-                    found.append((name, text.encode()))
-        if len(found) > MAX_FORWARDED:
-            raise invalid_request(f"expected at most {MAX_FORWARDED} headers for routes, got {len(found)}")
-        for name, value in found:
+                    headers.append((name, text.encode()))
+        if len(headers) > MAX_FORWARDED:
+            raise invalid_request(f"expected at most {MAX_FORWARDED} headers for routes, got {len(headers)}")
+        for name, value in headers:
             is_known = name in FORWARDED or _RULE_HEADER.fullmatch(name)
             if not (is_known and is_word(value.decode("latin-1"))):
                 raise invalid_request(
                     f"header {name[:64].decode('latin-1')!r}: expected a name such as x-route-group, and "
                     "printable ASCII of at most 128 characters"
                 )
-        return found
+        return headers
 
 
 def whole_number(name: str, text: str, max_value: int) -> int:

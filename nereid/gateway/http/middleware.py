@@ -164,8 +164,8 @@ class RequestMiddleware:
             scope["path_params"], pattern = {"model": name}, f"{_MODELS}{{model}}/{rest}" if name else ""
         if (methods := self._methods.get(pattern)) is None:
             return None
-        if found := methods.get("GET" if method == "HEAD" else method):
-            return found
+        if entry := methods.get("GET" if method == "HEAD" else method):
+            return entry
         failure = Failure("method_not_allowed", f"unknown operation {method} {path[:128]}")
         failure.more_headers = [(b"allow", ", ".join(methods).encode())]
         raise failure

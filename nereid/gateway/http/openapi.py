@@ -109,7 +109,7 @@ def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dic
 
 def by_status(codes: Sequence[Code]) -> dict[int, list[Code]]:
     """Group codes by HTTP status."""
-    found: dict[int, list[Code]] = {}
+    groups: dict[int, list[Code]] = {}
     for code in dict.fromkeys(codes):
-        found.setdefault(STATUS[code], []).append(code)
-    return found
+        groups.setdefault(STATUS[code], []).append(code)
+    return groups

@@ -73,8 +73,8 @@ for _task in TASKS:
 
 async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """List the models; the first model for a task answers requests that name no model."""
-    found = [(model.name, await gateway.models.task_of(model)) async for model in gateway.models.all()]
-    return json_response([ModelName(name, task.name if task else "") for name, task in found])
+    pairs = [(model.name, await gateway.models.task_of(model)) async for model in gateway.models.all()]
+    return json_response([ModelName(name, task.name if task else "") for name, task in pairs])
 
 
 async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:

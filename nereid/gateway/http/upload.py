@@ -305,10 +305,10 @@ def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
     content_type = request.headers.get(b"content-type", b"").decode("latin-1")
     media = content_type.partition(";")[0].strip().lower()
     kind = RAW if media.startswith("image/") or media in OCTETS else media
-    for each in known:
-        if kind == each:
-            return each
-    expected = " or ".join("image/* or application/octet-stream" if each == RAW else each for each in known)
+    for choice in known:
+        if kind == choice:
+            return choice
+    expected = " or ".join("image/* or application/octet-stream" if name == RAW else name for name in known)
     raise Failure("unsupported_media_type", f"Content-Type must be {expected}, got {media[:64] or 'none'!r}")
 
 
@@ -325,10 +325,10 @@ async def _decode_batch(body: bytes | bytearray, max_images: int) -> BatchBody:
         return _decode(BatchBody, body)
     await _count_quotes(body, max_images * MAX_QUOTES_PER_IMAGE)
     batch = _decode(_Batch, body)
-    found = [(await _from_base64(given), given.id) for given in batch.images]
-    if not all(image for image, _ in found):
+    pairs = [(await _from_base64(given), given.id) for given in batch.images]
+    if not all(image for image, _ in pairs):
         return _decode(BatchBody, body)
-    images = [BatchImage(image, name) for image, name in found if image]
+    images = [BatchImage(image, name) for image, name in pairs if image]
     return BatchBody(images, batch.top_k, batch.variant, batch.version, batch.route_key)
 
 

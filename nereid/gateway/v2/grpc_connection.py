@@ -206,7 +206,7 @@ class ClientUsages:
         if client := self._known.get(place):
             return client
         if len(self._known) >= MAX_IDLE:
-            self._known = {n: each for n, each in self._known.items() if each.connections or each.calls}
+            self._known = {n: usage for n, usage in self._known.items() if usage.connections or usage.calls}
         given, clock = limits, time.monotonic
         client = self._known[place] = ClientUsage(
             given,
@@ -453,8 +453,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def _is_open(self, stream: int) -> bool:
         """Return whether a stream is writable; the client may have reset it in the same piece."""
-        found = self._http2.streams.get(stream)
-        return found is not None and not found.closed and not self._transport.is_closing()
+        h2_stream = self._http2.streams.get(stream)
+        return h2_stream is not None and not h2_stream.closed and not self._transport.is_closing()
 
     def widen(self, stream: int, size: int) -> None:
         """Let a message of this size, up to the connection's window, arrive without window updates."""

@@ -117,8 +117,8 @@ _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 def trailers(status: GrpcStatus, message: str = "", more: Headers | None = None) -> Headers:
     """Return the trailers with a call's outcome."""
-    found = [(b"grpc-status", b"%d" % status), *(more or ())]
-    return [*found, (b"grpc-message", quote(message, _PRINTABLE).encode())] if message else found
+    headers = [(b"grpc-status", b"%d" % status), *(more or ())]
+    return [*headers, (b"grpc-message", quote(message, _PRINTABLE).encode())] if message else headers
 
 
 OK = trailers(GrpcStatus.OK)
@@ -235,8 +235,8 @@ class GrpcCall:
             return
         self.request.outcome = failure.code
         more = [(name, value) for name, value in failure.headers if name == b"retry-after"]
-        found = [*HEAD, *trailers(failure.grpc_status, failure.v2_message, more)]
-        self._connection.respond(self._stream, self, found)
+        headers = [*HEAD, *trailers(failure.grpc_status, failure.v2_message, more)]
+        self._connection.respond(self._stream, self, headers)
 
     def cancel(self) -> None:
         """End the call without an answer."""
@@ -325,7 +325,7 @@ class GrpcFront:
         began_s = loop.time()
         while (elapsed_s := loop.time() - began_s) < grace_s:
             # An idle client may have sent a call before it knew, or may never respond.
-            if not any(each.calls or elapsed_s < ANSWER_S for each in self.connections):
+            if not any(peer.calls or elapsed_s < ANSWER_S for peer in self.connections):
                 break
             await asyncio.sleep(STOP_POLL_S)
         self._checking.cancel()
@@ -336,7 +336,7 @@ class GrpcFront:
         """Return whether there is room for a connection, closing the oldest without a key if necessary."""
         if len(self.connections) <= MAX_CONNECTIONS:
             return True
-        if oldest := next((each for each in self.connections if each.gives_way), None):
+        if oldest := next((other for other in self.connections if other.gives_way), None):
             oldest.close_over_limit("too many connections")
         return oldest is not connection and oldest is not None
 

@@ -52,8 +52,8 @@ async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 def _path(request: GatewayRequest) -> str:
     """Return Triton's path for the model, including the version if the request has one."""
-    found = request.scope["path_params"]
-    return inference.checked_path(found["model"], found.get("version", ""))
+    values = request.scope["path_params"]
+    return inference.checked_path(values["model"], values.get("version", ""))
 
 
 def _json_bytes(request: GatewayRequest) -> int | None:
@@ -127,10 +127,10 @@ def find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
     Raises:
         Failure: there is no such operation.
     """
-    if not (found := _PATH.fullmatch(path)):
+    if not (match := _PATH.fullmatch(path)):
         raise Failure("not_found", f"{path[:128]!r}: a gateway serves only health, metadata and inference")
-    values = {name: value for name, value in found.groupdict().items() if value}
-    operation = INFER if values.get("what") == "infer" else HEALTH if found[2] else METADATA
+    values = {name: value for name, value in match.groupdict().items() if value}
+    operation = INFER if values.get("what") == "infer" else HEALTH if match[2] else METADATA
     if method != operation.method:
         raise Failure("method_not_allowed", f"{path[:128]!r}: expected {operation.method}, got {method[:16]}")
     return operation, values

@@ -206,12 +206,12 @@ def check_classification(metadata: Any, outputs: Sequence[str]) -> None:
     Raises:
         Failure: an output is unknown, has type BYTES, or has variable length, such as lines of text.
     """
-    described = {each["name"]: each for each in metadata.get("outputs", ())}
+    described = {output["name"]: output for output in metadata.get("outputs", ())}
     for name in outputs:
         about = described.get(name, {})
         if (datatype := about.get("datatype")) not in ELEMENT_BYTES:
-            found = datatype or "no such output"
-            raise invalid_request(f"output '{name[:128]}': classification needs numbers, got {found}")
+            got = datatype or "no such output"
+            raise invalid_request(f"output '{name[:128]}': classification needs numbers, got {got}")
         # The first dimension is the batch. Scores have one value per class, even if their number is open.
         shape = about.get("shape", ())
         if name != SCORES and -1 in (shape[1:] or shape):
@@ -324,13 +324,13 @@ def check_body(settings: Settings, body: bytes | memoryview, json_bytes: int | N
     inference = _read(bytes(body[:size]))
     binary, at = memoryview(body)[size:], 0
     data: list[memoryview | None] = []
-    for each in inference.inputs:
-        if (length := each.parameters.get(BINARY_SIZE)) is None:
+    for tensor in inference.inputs:
+        if (length := tensor.parameters.get(BINARY_SIZE)) is None:
             data.append(None)
             continue
-        if each.data or type(length) is not int or not 0 <= length <= len(binary) - at:
+        if tensor.data or type(length) is not int or not 0 <= length <= len(binary) - at:
             raise invalid_request(
-                f"input '{each.name[:128]}': expected {length} binary bytes and no JSON data, "
+                f"input '{tensor.name[:128]}': expected {length} binary bytes and no JSON data, "
                 f"{len(binary) - at} bytes are left"
             )
         data.append(binary[at : at + length])
@@ -357,9 +357,9 @@ def check(settings: Settings, inference: Inference, data: Sequence[memoryview | 
     check_parameters("the request", inference.parameters)
     for what, listed in ("inputs", inference.inputs), ("outputs", inference.outputs):
         check_count(what, len(listed), MAX_TENSORS)
-        for each in listed:
-            check_text("the name of a tensor", each.name)
-            check_parameters(f"'{each.name[:128]}'", each.parameters)
+        for tensor in listed:
+            check_text("the name of a tensor", tensor.name)
+            check_parameters(f"'{tensor.name[:128]}'", tensor.parameters)
     work: list[int] = []
     for given, sent in zip(inference.inputs, data, strict=True):
         if sent is None:
@@ -368,7 +368,7 @@ def check(settings: Settings, inference: Inference, data: Sequence[memoryview | 
         else:
             work += tensor_work(settings, given.name, given.datatype, given.shape, sent)
     binary = [sent for sent in data if sent is not None]
-    classified = [each.name for each in inference.outputs if CLASSIFICATION in each.parameters]
+    classified = [output.name for output in inference.outputs if CLASSIFICATION in output.parameters]
     head = msgspec.json.encode(inference)
     return CheckedBody([head, *binary], len(head) if binary else None, work, classified)
 
@@ -428,14 +428,14 @@ def _check_numbers(name: str, datatype: str, values: bytes) -> None:
         begin, end = end + 1, values.find(b",", end + PIECE_BYTES)
         end = len(values) if end < 0 else end
         try:
-            found = decoder.decode(b"[%b]" % values[begin:end])
+            numbers = decoder.decode(b"[%b]" % values[begin:end])
         except ValueError as error:
             text = str(error).partition(" - at ")[0]
             got = text.partition(", got ")[2] or text
             raise invalid_request(
                 f"input '{name[:128]}': expected {expected} for {datatype}, got {got}"
             ) from None
-        if not low <= (wrong := min(found)) or not (wrong := max(found)) <= high:
+        if not low <= (wrong := min(numbers)) or not (wrong := max(numbers)) <= high:
             raise invalid_request(f"input '{name[:128]}': expected {expected} for {datatype}, got {wrong}")
 
 

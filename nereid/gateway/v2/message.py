@@ -190,12 +190,12 @@ def check_message(
     """
     for what, listed in ("inputs", given.inputs), ("outputs", given.outputs):
         check_count(what, len(listed), MAX_TENSORS)
-    data = [memoryview(each) for each in _contents(given, raw)]
+    data = [memoryview(content) for content in _contents(given, raw)]
     inputs = [
-        Input(each.name, list(each.shape), each.datatype, {**_values(each), BINARY_SIZE: len(sent)})
-        for each, sent in zip(given.inputs, data, strict=True)
+        Input(tensor.name, list(tensor.shape), tensor.datatype, {**_values(tensor), BINARY_SIZE: len(sent)})
+        for tensor, sent in zip(given.inputs, data, strict=True)
     ]
-    outputs = [Output(each.name, {**_values(each), "binary_data": True}) for each in given.outputs]
+    outputs = [Output(output.name, {**_values(output), "binary_data": True}) for output in given.outputs]
     parameters = {**_values(given), "binary_data_output": True}
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
     return check(settings, Inference(inputs, given.id, outputs, parameters), data)
@@ -213,9 +213,9 @@ def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
         model_name=answer.model_name, model_version=answer.model_version, id=answer.id
     )
     at = json_bytes
-    for each in answer.outputs:
-        message.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
-        end = at + int(each.parameters.get(BINARY_SIZE, 0))
+    for output in answer.outputs:
+        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        end = at + int(output.parameters.get(BINARY_SIZE, 0))
         message.raw_output_contents.append(body[at:end])
         at = end
     return message
@@ -223,15 +223,15 @@ def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
 
 def _values(given: Any) -> dict[str, Value]:
     """Return the parameters of a request or tensor."""
-    found = {name: (value.WhichOneof("parameter_choice"), value) for name, value in given.parameters.items()}
-    return {name: getattr(value, kind) for name, (kind, value) in found.items() if kind}
+    kinds = {name: (value.WhichOneof("parameter_choice"), value) for name, value in given.parameters.items()}
+    return {name: getattr(value, kind) for name, (kind, value) in kinds.items() if kind}
 
 
 def _contents(given: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
     """Return the binary data of the inputs."""
-    typed = [each for each in given.inputs if each.HasField("contents")]
+    typed = [tensor for tensor in given.inputs if tensor.HasField("contents")]
     if len(typed) == len(given.inputs) and not raw:
-        return [_typed_contents(each) for each in typed]
+        return [_typed_contents(tensor) for tensor in typed]
     if typed or len(raw) != len(given.inputs):
         raise invalid_request(
             f"expected {len(given.inputs)} raw contents or {len(given.inputs)} typed contents, "
@@ -246,14 +246,14 @@ def _typed_contents(given: Any) -> bytes:
             f"input '{given.name[:128]}': expected raw contents for {given.datatype[:32]!r}, got typed ones"
         )
     field, dtype = CONTENTS[given.datatype]
-    filled = {each.name: value for each, value in given.contents.ListFields()}
+    filled = {descriptor.name: value for descriptor, value in given.contents.ListFields()}
     if filled.keys() - {field}:
         raise invalid_request(
             f"input '{given.name[:128]}': expected {given.datatype[:32]} in {field}, got {', '.join(filled)}"
         )
     values = filled.get(field, ())
     if given.datatype == BYTES:
-        return b"".join(struct.pack("<I", len(each)) + each for each in values)
+        return b"".join(struct.pack("<I", len(element)) + element for element in values)
     try:  # in pieces, so that other threads can acquire Python's lock
         pieces = range(0, len(values), PIECE)
         return b"".join([np.array(values[at : at + PIECE], dtype).tobytes() for at in pieces])

@@ -83,10 +83,10 @@ def why_not(target: MonitoredVariant, reference: Reference | None) -> str:
     """Return why a variant cannot be compared; empty if it can."""
     if reference is None:
         return "the route has no reference"
-    if (found := reference.variant(target.name)) is None:
+    if (variant := reference.variant(target.name)) is None:
         return "the reference does not have this variant"
-    if (found.model, found.version) != (target.model, target.version):
-        mine = f"version {found.version} of '{found.model}'"
+    if (variant.model, variant.version) != (target.model, target.version):
+        mine = f"version {variant.version} of '{variant.model}'"
         return f"the reference is of {mine}, the route serves version {target.version} of '{target.model}'"
     return ""
 
@@ -109,12 +109,12 @@ def compare(
     assert mine is not None
     of_reference = {*mine.signals, *([CLASS] if mine.classes else [])}
     each_risk = RISK / (max(1, len(of_reference)) * len(MEASURES))
-    found = []
+    drifts = []
     for signal in SIGNALS:
         counts = window.get(series_of(target, route, signal), {})
         if counts or signal in of_reference:
-            found.append(_compare_signal(signal, counts, mine, reference, min_requests, each_risk))
-    return tuple(found)
+            drifts.append(_compare_signal(signal, counts, mine, reference, min_requests, each_risk))
+    return tuple(drifts)
 
 
 def _compare_signal(
@@ -143,13 +143,13 @@ def _compare_signal(
         return SignalDrift(signal, images, "too few")
     groups = scores.joined(old, is_ordered=signal != CLASS)
     old, new = scores.add_up(old, groups), scores.add_up(new, groups)
-    found, most = scores.distance(old, new), scores.limit(tuple(old), scores.rounded_down(images), risk)
-    is_over = found.psi > most.psi or found.js > most.js
+    distance, most = scores.distance(old, new), scores.limit(tuple(old), scores.rounded_down(images), risk)
+    is_over = distance.psi > most.psi or distance.js > most.js
     return SignalDrift(
         signal,
         images,
         "drift" if is_over else "ok",
-        {"psi": found.psi, "js": found.js},
+        {"psi": distance.psi, "js": distance.js},
         {"psi": most.psi, "js": most.js},
     )
 
@@ -181,11 +181,11 @@ def _measured(repository: Path, profile: str) -> dict[str, tuple[str, int]]:
     """Return the model and version that measure a pinned model's images; version 0 for its own."""
     plain = "" if profile == PLAIN_PROFILE else profile
     documents = readable_configs(repository, plain)
-    found = {}
+    meters = {}
     for pin in pins(repository, documents):
         is_fused = documents[pin.model].get("backend") == "fused"
-        found[pin.model] = (pin.model, 0) if is_fused else (pin.preprocess, pin.preprocess_version)
-    return found
+        meters[pin.model] = (pin.model, 0) if is_fused else (pin.preprocess, pin.preprocess_version)
+    return meters
 
 
 def _place(measured: tuple[str, int] | None, version: int) -> tuple[str, int]:

@@ -113,12 +113,12 @@ def wilson(correct: int, answers: int) -> tuple[float, float]:
 
 def accuracy(feedback: Counter[tuple[str, str]]) -> list[Accuracy]:
     """Return the accuracy of each variant from its feedback, counted by variant and result."""
-    found = []
+    accuracies = []
     for variant in sorted({variant for variant, _ in feedback}):
         correct = feedback[variant, "correct"]
         answers = correct + feedback[variant, "wrong"]
-        found.append(Accuracy(variant, answers, correct, *wilson(correct, answers)))
-    return found
+        accuracies.append(Accuracy(variant, answers, correct, *wilson(correct, answers)))
+    return accuracies
 
 
 def _feedback(gateways: Sequence[GatewayRecord], route: str) -> Counter[tuple[str, str]]:

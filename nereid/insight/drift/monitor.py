@@ -147,11 +147,11 @@ class Monitor:
             replace(server.folder / STATE_FILE, msgspec.json.encode(self.state))
 
     def _signature(self) -> list[tuple[str, int]]:
-        found = []
+        stamps = []
         for path in self.repository.glob(path_of(Path(), "*").name):
             with contextlib.suppress(OSError):
-                found.append((path.name, path.stat().st_mtime_ns))
-        return sorted(found)
+                stamps.append((path.name, path.stat().st_mtime_ns))
+        return sorted(stamps)
 
     def _record(self, record: ServerRecord, now: float) -> None:
         """Append the growth since the last page of this server; a new server's first page is the base."""
@@ -178,9 +178,9 @@ class Monitor:
             prefix = route_series(location.name, target.name, target.network_version, "")
             grew = self.history.last_growth(prefix)
             problem = watch.problem or why_not(target, reference)
-            found: Any = ()
+            signals: Any = ()
             if reference and not problem:
-                found = compare(target, location.name, window, reference, self.timing.min_requests)
+                signals = compare(target, location.name, window, reference, self.timing.min_requests)
             variants.append(
                 VariantDrift(
                     target.name,
@@ -190,7 +190,7 @@ class Monitor:
                     None if grew is None else now - grew,
                     now - reference.created.timestamp() if reference else None,
                     problem,
-                    found,
+                    signals,
                 )
             )
         return RouteDrift(location.name, reference.source if reference else "", tuple(variants))

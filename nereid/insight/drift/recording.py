@@ -36,7 +36,7 @@ MAX_SERIES = 1024
 CLASSES_AFTER_S = 6.0
 SEPARATOR = "|"
 # By series, the counts by bucket (its upper bound), by class, or by outcome; without zeros. The count of a
-# bucket that lags behind a smaller one is negative, and that of a later slot makes up for it.
+# bucket that lags behind a smaller one is negative, and a later slot makes up for it.
 Growth: TypeAlias = dict[str, dict[str, int]]
 
 
@@ -56,15 +56,15 @@ def shadow_series(route: str, shadow: str) -> str:
 
 
 def growth_of(page: MetricSamples) -> Growth:
-    """Return the signals in the growth of a metrics page; those of a route's instances are summed."""
-    found: Growth = {}
+    """Return the signals in the growth of a metrics page, summed over a route's instances."""
+    growth: Growth = {}
 
     def add(series: str, counts: Mapping[str, float]) -> None:
-        if len(found) < MAX_SERIES or series in found:
+        if len(growth) < MAX_SERIES or series in growth:
             for bucket, count in counts.items():
                 if count:
                     # Interned, because each slot of the history has the same names.
-                    found.setdefault(sys.intern(series), {})[sys.intern(bucket)] = int(count)
+                    growth.setdefault(sys.intern(series), {})[sys.intern(bucket)] = int(count)
 
     for signal in OUTPUT_SIGNALS:
         variants = page.buckets(ROUTE_PREFIX + signal, "route", "variant", "version")
@@ -78,7 +78,7 @@ def growth_of(page: MetricSamples) -> Growth:
         add(route_series(route, variant, version, CLASS), {index: count})
     for (route, shadow, outcome), count in page.sums(SHADOWS, "route", "shadow", "outcome").items():
         add(shadow_series(route, shadow), {outcome: count})
-    return found
+    return growth
 
 
 def _by_name(counts: Mapping[float, float]) -> dict[str, float]:

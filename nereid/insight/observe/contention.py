@@ -48,24 +48,24 @@ def read_machine(pid: int, proc: Path = PROC) -> MachineReading:
 
 
 def _memory(proc: Path) -> dict[str, int]:
-    found = {}
+    sizes = {}
     for line in (proc / "meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         with contextlib.suppress(ValueError, IndexError):
-            found[name] = int(rest.split()[0]) * 1024
-    return found
+            sizes[name] = int(rest.split()[0]) * 1024
+    return sizes
 
 
 def read_cores(proc: Path = PROC) -> dict[int, tuple[int, int]]:
     """Return the busy and total ticks of each core. Source: proc(5); guests are part of the user's time."""
-    found = {}
+    cores = {}
     for line in (proc / "stat").read_text().splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name != "cpu":
             ticks = [int(field) for field in fields[:8]]
             idle, waiting = ticks[3], ticks[4]
-            found[int(name[3:])] = sum(ticks) - idle - waiting, sum(ticks)
-    return found
+            cores[int(name[3:])] = sum(ticks) - idle - waiting, sum(ticks)
+    return cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Counts:
     """Counters at one moment.
 
     Attributes:
-        busy_s: seconds that the cores were busy; a hypervisor's other guests count, too.
+        busy_s: seconds that the cores were busy; a hypervisor's other guests also count.
         throttled, periods: periods in which the control group's limit stopped threads, of all periods.
     """
 

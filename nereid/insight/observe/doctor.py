@@ -66,11 +66,11 @@ def _python() -> Finding:
 
 def _triton(inherited: Mapping[str, str]) -> Finding:
     try:
-        found = find_installation(inherited)
+        installation = find_installation(inherited)
     except ServerError as error:
         return Finding("Triton", "fail", error.reason, error.fix)
     if FOLDER in inherited:
-        return Finding("Triton", "ok", f"{found.server}, named by {FOLDER}")
+        return Finding("Triton", "ok", f"{installation.server}, named by {FOLDER}")
     version = _installed("nvidia-pytriton")
     triton = TRITON_OF_PYTRITON.get(version, "unknown")
     return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
@@ -79,10 +79,10 @@ def _triton(inherited: Mapping[str, str]) -> Finding:
 def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
     what = "stub's libraries"
     try:
-        found = find_installation(inherited)
-        variables = environment(found, inherited)
+        installation = find_installation(inherited)
+        variables = environment(installation, inherited)
         linked = subprocess.run(
-            ["ldd", found.stub], env=variables, capture_output=True, text=True, check=True
+            ["ldd", installation.stub], env=variables, capture_output=True, text=True, check=True
         ).stdout
     except ServerError as error:
         return Finding(what, "fail", error.reason, error.fix)

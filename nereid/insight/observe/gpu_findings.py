@@ -61,7 +61,7 @@ def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Find
     """Run all programs in a server's environment; yield their findings."""
     for probe in PROBES:
         yield (outcome := run(probe, environment, cuda))
-        if probe == "cupy" and outcome.status != "ok":  # the program for nvImageCodec needs CuPy, too
+        if probe == "cupy" and outcome.status != "ok":  # the program for nvImageCodec also needs CuPy
             return
 
 
@@ -185,8 +185,8 @@ def about_gpus(readings: GpuReadings, installed: GpuPackages, servers: Collectio
 
 def driver_problems(readings: GpuReadings, installed: GpuPackages) -> list[gpu_profile.Problem]:
     """Return why the driver cannot run the installed packages."""
-    found = gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
-    return [found] if found else []
+    problem = gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
+    return [problem] if problem else []
 
 
 def _gpu(gpu: Gpu, cuda: int) -> Finding:
@@ -201,8 +201,8 @@ def _driver(readings: GpuReadings, installed: GpuPackages) -> Finding:
     for problem in driver_problems(readings, installed):
         return Finding("driver", "fail", *problem)
     packages = f"; the packages need CUDA {installed.cuda}" if installed.cuda else ""
-    found = f"{readings.gpus[0].driver} supports CUDA {readings.cuda or 'of an unknown release'}{packages}"
-    return Finding("driver", "ok", found)
+    detail = f"{readings.gpus[0].driver} supports CUDA {readings.cuda or 'of an unknown release'}{packages}"
+    return Finding("driver", "ok", detail)
 
 
 def _packages(installed: GpuPackages) -> Iterator[Finding]:
@@ -210,8 +210,8 @@ def _packages(installed: GpuPackages) -> Iterator[Finding]:
     verdict: Status = "fail" if wants_gpu else "note"
     problems = [*installed.problems()]
     if not wants_gpu:
-        found = "none for the GPU: models are served on the CPU"
-        yield Finding("GPU packages", verdict, found, problems[0].fix)
+        detail = "none for the GPU: models are served on the CPU"
+        yield Finding("GPU packages", verdict, detail, problems[0].fix)
         return
     for problem in problems:
         yield Finding("GPU packages", verdict, *problem)

@@ -41,7 +41,7 @@ def use_cupy() -> str:
 
 
 def use_codec() -> str:
-    """Decode a photo as the server does; its preprocessor checks the decoder, too."""
+    """Decode a photo as the server does; its preprocessor also checks the decoder."""
     from nereid.vision.imaging.decode import Limits
     from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
     from nereid.vision.imaging.transform import Transform

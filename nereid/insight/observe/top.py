@@ -157,14 +157,14 @@ def _reasons(record: ServerRecord) -> dict[str, str] | None:
 
 
 def _flat(document: Mapping[str, object]) -> dict[str, str]:
-    """Return the reasons of `/readyz`, those of models by their names."""
-    found: dict[str, str] = {}
+    """Return the reasons of `/readyz`, for models by their names."""
+    reasons: dict[str, str] = {}
     for part, reason in document.items():
         if isinstance(reason, Mapping):
-            found |= {str(name): str(text) for name, text in reason.items()}
+            reasons |= {str(name): str(text) for name, text in reason.items()}
         elif part != "ready":
-            found[part] = str(reason)
-    return found
+            reasons[part] = str(reason)
+    return reasons
 
 
 def _read_gateway(record: GatewayRecord) -> GatewayReading:
@@ -189,12 +189,12 @@ def _usage(record: ServerRecord) -> Sequence[Usage]:
 
 def _read_routes(repository: Path) -> dict[str, Route]:
     """Return the routes whose files can be read; `nereid check` gives the reasons for the others."""
-    found = {}
+    routes = {}
     with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
         for location in find_routes(repository):
             with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
-                found[location.name] = read_state(location).route()
-    return found
+                routes[location.name] = read_state(location).route()
+    return routes
 
 
 def _read_rollouts(repository: Path) -> dict[str, TopRollout]:
@@ -377,10 +377,10 @@ class Cpu:
 
     def of(self, name: str, version: int | None = None) -> TopProcess:
         """Return the usage of the processes of a name, or of one version of a model."""
-        found = [usage for usage in self._after if usage.name == name and version in (None, usage.version)]
-        spent_s = sum(usage.cpu_s - self._earlier_s.get(usage.process, 0.0) for usage in found)
+        usages = [usage for usage in self._after if usage.name == name and version in (None, usage.version)]
+        spent_s = sum(usage.cpu_s - self._earlier_s.get(usage.process, 0.0) for usage in usages)
         percent = 100 * spent_s / self._seconds
-        return TopProcess(name, len(found), percent, sum(usage.memory_bytes for usage in found))
+        return TopProcess(name, len(usages), percent, sum(usage.memory_bytes for usage in usages))
 
 
 def _machine(before: MachineReading | None, after: MachineReading, page: MetricSamples | None) -> TopMachine:
@@ -408,12 +408,12 @@ def _gpus(page: MetricSamples) -> list[TopGpu]:
 
 
 def _routes(after: ServerReading, interval: Interval) -> list[TopRoute]:
-    found = []
+    routes = []
     for (name,) in sorted(interval.page.sums(f"{ROUTE_PREFIX}generation", "route")):
         file = after.routes.get(name)
         names = [variant.name for variant in file.variants] if file else []
         counted = {variant for (variant,) in interval.page.sums(REQUESTS, "variant", labels={"route": name})}
-        found.append(
+        routes.append(
             TopRoute(
                 name,
                 after.rollouts.get(name),
@@ -424,7 +424,7 @@ def _routes(after: ServerReading, interval: Interval) -> list[TopRoute]:
                 [_shadow(name, shadow, interval) for shadow in (file.shadows if file else ())],
             )
         )
-    return found
+    return routes
 
 
 def _variant(route: str, name: str, file: Route | None, interval: Interval) -> TopVariant:

@@ -128,8 +128,8 @@ def explain(lines: Sequence[Line], contention: Contention, objective_ms: float =
         contention: the kernel's current counts.
         objective_ms: time within which 99 % of the requests are fast enough; 0 for none.
     """
-    outcomes = Counter(_outcome(each) for each in lines)
-    good = sorted((each for each in lines if _outcome(each) == "ok"), key=_ms)
+    outcomes = Counter(_outcome(line) for line in lines)
+    good = sorted((line for line in lines if _outcome(line) == "ok"), key=_ms)
     del outcomes["ok"]
     slow = good[-max(MIN_SLOW, round(len(good) * SLOW_SHARE)) :]
     typical = good[int(len(good) * TYPICAL[0]) : max(1, int(len(good) * TYPICAL[1]) + 1)]
@@ -170,7 +170,7 @@ def _cause(
     if failed and failed[0][1] >= FAILED_SHARE * len(lines):
         name, count = failed[0]
         error = next(
-            (str(each["error"]) for each in lines if _outcome(each) == name and each.get("error")), ""
+            (str(line["error"]) for line in lines if _outcome(line) == name and line.get("error")), ""
         )
         example = f", such as: {error[:200]}" if error else ""
         why = f"{count:,} of {len(lines):,} requests failed: {name}{example}"
@@ -193,7 +193,7 @@ def _cause(
 
 
 def meaning(stage: str) -> tuple[str, str]:
-    """Return the cause of a slow stage, and the next step; those of a task's stages come from the task."""
+    """Return the cause of a slow stage, and the next step; a task defines both for its own stages."""
     if stage in MEANINGS:
         return MEANINGS[stage]
     of_tasks = ((task.entry_point("stages") or {}).get(stage) for task in TASKS)
@@ -227,24 +227,24 @@ def _ms(line: Line) -> float:
 
 def _stages(lines: Sequence[Line]) -> dict[str, float]:
     known = [name for task in TASKS for name in task.entry_point("stages") or ()]
-    found = sorted({name for line in lines for name in line["stages_ms"]})
-    names = in_order(sorted(found, key=lambda name: known.index(name) if name in known else len(known)))
+    stages = sorted({name for line in lines for name in line["stages_ms"]})
+    names = in_order(sorted(stages, key=lambda name: known.index(name) if name in known else len(known)))
     return {name: fmean(line["stages_ms"].get(name, 0.0) for line in lines) for name in names}
 
 
 def _bytes(lines: Sequence[Line]) -> float:
-    sizes = [image["bytes"] for each in lines for image in each.get("images", ())]
+    sizes = [image["bytes"] for line in lines for image in line.get("images", ())]
     return fmean(sizes) if sizes else 0.0
 
 
 def _wait(lines: Sequence[Line]) -> float:
-    return fmean(each.get("core_wait_ms", 0.0) for each in lines) if lines else 0.0
+    return fmean(line.get("core_wait_ms", 0.0) for line in lines) if lines else 0.0
 
 
 def _dominant(lines: Sequence[Line], slow: Sequence[Line]) -> str:
     """Return the variant of nearly all slow requests, if it serves a smaller part of all requests."""
-    ((name, count),) = Counter(each.get("variant", "") for each in slow).most_common(1) or [("", 0)]
-    share = sum(each.get("variant", "") == name for each in lines) / max(1, len(lines))
+    ((name, count),) = Counter(line.get("variant", "") for line in slow).most_common(1) or [("", 0)]
+    share = sum(line.get("variant", "") == name for line in lines) / max(1, len(lines))
     is_dominant = name and count >= VARIANT_SHARE * len(slow) and share <= MAX_USUAL_SHARE
     return name if is_dominant else ""
 

@@ -166,7 +166,7 @@ def within(
     """Sum up the responses from after the first one of a span to the first one after it, or all if none.
 
     Responses of a batch end together. A fixed span would hold one batch more or less by chance, which is
-    over a tenth of half a second. Failures outside the span count, too.
+    over a tenth of half a second. Failures outside the span also count.
     """
     ends = sorted(response.end_s for response in responses)
     first = next((end for end in ends if end >= begin_s), now_s)

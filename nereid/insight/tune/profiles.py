@@ -235,8 +235,8 @@ def overwritten(repository: Path, tuned: Tunable) -> list[str]:
     """Return the tuned models whose configs would be replaced by copies."""
     if tuned.profile == TUNED:
         return []
-    found = repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")
-    others = [path for path in found if path.parent.parent.name != tuned.model]
+    paths = repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")
+    others = [path for path in paths if path.parent.parent.name != tuned.model]
     bases = [path for path in others if path.with_name(f"{tuned.profile}.pbtxt").exists()]
     return sorted(path.parent.parent.name for path in bases if not path.read_text().startswith(COPY))
 

@@ -27,7 +27,7 @@ DEFAULT: Candidate = ()
 DELAYS_US = (0, 500, 2_000, 5_000)
 PREFERRED_SIZES = (2, 4, 8, 16)
 THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
-# The parameter's name in a network's config, and in that of a fused model.
+# The parameter's name in the config of a network, and of a fused model.
 RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
 # Rows of one run of a network; 0 is the whole batch, or for a fused model its network's setting.
 RUN_SIZES = (0, 1, 2, 4, 8)
@@ -104,25 +104,25 @@ def space(config: Any, backend: str, cores: int) -> Space:
     Args:
         backend: the model's backend. A `fused` model has the settings of both its parts.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    settings: dict[str, tuple[int, ...]] = {}
     if len(config.instance_group) <= 1:
-        found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
+        settings[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
     is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
     if is_on_cpu and _runs_networks(config, backend):
-        found[THREADS] = _doublings(cores)
+        settings[THREADS] = _doublings(cores)
     if is_on_cpu and backend == "preprocess":
-        found[DECODE_THREADS] = _doublings(cores)
+        settings[DECODE_THREADS] = _doublings(cores)
     if config.max_batch_size and not config.HasField("sequence_batching"):
         smallest = max(config.max_batch_size, USUAL_ROWS)
-        found[MAX_BATCH_SIZE] = tuple(sorted({config.max_batch_size, smallest, 2 * smallest}))
-        found[PREFERRED] = PREFERRED_SIZES
-        found[DELAY] = DELAYS_US
+        settings[MAX_BATCH_SIZE] = tuple(sorted({config.max_batch_size, smallest, 2 * smallest}))
+        settings[PREFERRED] = PREFERRED_SIZES
+        settings[DELAY] = DELAYS_US
         if is_on_cpu and backend in RUN_ROWS:
-            found[RUN_ROWS[backend]] = RUN_SIZES
-    found = {name: tuple(sorted({*values, value_of(config, name)})) for name, values in found.items()}
-    if PREFERRED in found:  # without a preferred size, Triton prefers the largest batch
-        found[PREFERRED] = tuple(value for value in found[PREFERRED] if value)
-    return found
+            settings[RUN_ROWS[backend]] = RUN_SIZES
+    settings = {name: tuple(sorted({*values, value_of(config, name)})) for name, values in settings.items()}
+    if PREFERRED in settings:  # without a preferred size, Triton prefers the largest batch
+        settings[PREFERRED] = tuple(value for value in settings[PREFERRED] if value)
+    return settings
 
 
 def _runs_networks(config: Any, backend: str) -> bool:
@@ -358,17 +358,17 @@ class Search:
 
 
 def _budget(rung: int) -> tuple[int, float]:
-    """Return rounds and seconds of each; together they are twice those of the previous rung."""
+    """Return rounds and seconds of each; together they are twice the previous rung's."""
     return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
 
 
 def pareto_front(seen: Mapping[Candidate, LoadResults]) -> list[tuple[Candidate, int]]:
     """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
-    found: list[tuple[Candidate, int]] = []
+    front: list[tuple[Candidate, int]] = []
     points = [(load.rate, load.p99_ms, c, n) for c, loads in seen.items() for n, load in loads.items()]
     lowest_p99 = float("inf")
     for _, p99_ms, candidate, number in sorted(points, key=lambda point: (-point[0], point[1])):
         if p99_ms < lowest_p99:
-            found.append((candidate, number))
+            front.append((candidate, number))
             lowest_p99 = p99_ms
-    return found
+    return front

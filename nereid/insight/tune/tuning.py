@@ -132,7 +132,7 @@ class TuneReport:
         return f"all {len(self.failures)} other candidates failed; the last one: {last}"
 
     def describe(self, candidate: Candidate) -> str:
-        """List the settings in which a candidate differs from the default, or those of the default."""
+        """List the settings in which a candidate differs from the default; for the default, all."""
         changed = self.default if candidate == DEFAULT else [e for e in candidate if e not in self.default]
         return ", ".join(f"{name} {value}" for name, value in changed)
 
@@ -142,11 +142,11 @@ class TuneReport:
         for candidate in (DEFAULT, self.best):
             loads = self.seen.get(candidate, {})
             points += [(candidate, number) for number in loads if (candidate, number) not in points]
-        found = [
+        rows = [
             Point(self._mark(candidate), self.describe(candidate), number, self.seen[candidate][number])
             for candidate, number in points
         ]
-        return sorted(found, key=lambda point: -point.load.rate)
+        return sorted(rows, key=lambda point: -point.load.rate)
 
     def _mark(self, candidate: Candidate) -> str:
         return "default" if candidate == DEFAULT else "chosen" if self.is_chosen(candidate) else ""

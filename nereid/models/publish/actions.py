@@ -73,7 +73,7 @@ class Workspace:
 class Install(Struct, frozen=True, tag=True):
     """Move a file or folder into the repository.
 
-    The folder is a model if only `model` is set, and a version of the model if `version` is set, too.
+    The folder is a model if only `model` is set, and a version of the model if `version` is also set.
     """
 
     path: str

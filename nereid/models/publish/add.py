@@ -405,7 +405,7 @@ class StagedAddition:
                 failure.found: failure for failure in reversed(failures)
             }  # several files may share a fault
             raise OperationFailed(
-                "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
+                "; ".join(f"{failure.model}, {failure.what}: {fault}" for fault, failure in first.items())
             )
         measured = examine(self._examination(), progress=self._progress)
         measured = replace(measured, notes=(*notes, *measured.notes))

@@ -183,7 +183,7 @@ class Addition(NamedTuple):
 
     def _ensemble(self) -> Document:
         image, name = {contract.IMAGE: contract.IMAGE}, self.settings.image.name
-        inner = {each.name: f"output_{place}" for place, each in enumerate(self.settings.outputs)}
+        inner = {output.name: f"output_{place}" for place, output in enumerate(self.settings.outputs)}
         if not self.last:
             inner = {self.settings.outputs[0].name: self.output}
         steps = [

@@ -112,25 +112,25 @@ def read_entry(path: Path) -> DropEntry | None:
     """Return the entry at a path; None if it is obviously incomplete."""
     _check_inside(path, path.parent)
     is_folder = path.is_dir()
-    if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
+    if is_folder and not any(child.suffix == SUFFIX for child in path.iterdir()):
         return None
     below = _below(path) if is_folder else [path]
     if any(path.suffix in UNFINISHED for path in below):
         return None
     files = []
-    for each in below:
+    for member in below:
         try:
-            status = each.stat()
+            status = member.stat()
         except FileNotFoundError:  # renamed meanwhile, or a link whose target is still missing
             return None
         if stat.S_ISREG(status.st_mode):
-            _check_inside(each, path.parent)
-            name = str(each.relative_to(path if is_folder else path.parent))
+            _check_inside(member, path.parent)
+            name = str(member.relative_to(path if is_folder else path.parent))
             files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     # The writer of an empty file has only just started.
     if not files or any(name.endswith(SUFFIX) and not size for name, _, size, _ in files):
         return None
-    return DropEntry(path, any(each.is_symlink() for each in (path, *below)), tuple(files))
+    return DropEntry(path, any(part.is_symlink() for part in (path, *below)), tuple(files))
 
 
 @contextlib.contextmanager
@@ -178,7 +178,7 @@ def _below(folder: Path) -> list[Path]:
     """Return all paths below a folder; OSError if folders are nested too deeply."""
     paths, folders = list[Path](), [folder]
     for _ in range(MAX_DEPTH):
-        inside = [path for each in folders for path in each.iterdir()]
+        inside = [path for parent in folders for path in parent.iterdir()]
         paths += inside
         folders = [path for path in inside if path.is_dir() and not path.is_symlink()]
         if not folders:
@@ -271,7 +271,7 @@ class DropFolder:
     def step(self) -> bool:
         """Publish or reject the first complete entry; return whether there was one."""
         entries = self._find()
-        self._observed = {name: each for name, each in self._observed.items() if name in entries}
+        self._observed = {name: observed for name, observed in self._observed.items() if name in entries}
         self._done = {name: entry for name, entry in self._done.items() if name in entries}
         self._reported = {name: line for name, line in self._reported.items() if name in (*entries, "")}
         for name, entry in entries.items():
@@ -447,5 +447,5 @@ def _free_name(folder: Path, path: Path, suffix: str) -> Path:
     """Return a path for an entry, with a suffix in its name, that is free in a folder, as is its reason's."""
     stem, extension = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     more = itertools.chain([""], map("-{}".format, itertools.count(2)))
-    paths = (folder / f"{stem}{suffix}{each}{extension}" for each in more)
-    return next(each for each in paths if not (os.path.lexists(each) or os.path.lexists(f"{each}{REASON}")))
+    paths = (folder / f"{stem}{suffix}{number}{extension}" for number in more)
+    return next(file for file in paths if not (os.path.lexists(file) or os.path.lexists(f"{file}{REASON}")))

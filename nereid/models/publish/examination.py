@@ -91,7 +91,7 @@ class ExaminationRequest:
 
     @property
     def task(self) -> Task:
-        """The described task, or that of a backend or of the pinned model's outputs; else the default."""
+        """The task as described, or by a backend, or by the pinned model's outputs; else the default."""
         described = next((task for task in TASKS if task.name == self.described), DEFAULT)
         if described is not DEFAULT:
             return described
@@ -195,7 +195,7 @@ class Examination(Protocol):
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
-        """Return what a new network returns; Rejected if the outputs cannot be those of the task."""
+        """Return what a new network returns; Rejected if the outputs cannot be the task's."""
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]

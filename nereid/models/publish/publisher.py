@@ -209,7 +209,7 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
     """
     variants = [pinned for pinned in network.variants if pinned.route == location.name]
     current = [pinned.variant.name for pinned in variants if pinned.pin.network_version == newest]
-    variants.sort(key=lambda each: -each.pin.network_version)
+    variants.sort(key=lambda pinned: -pinned.pin.network_version)
     earlier = [pinned.variant.name for pinned in variants if pinned.pin.network_version < newest]
     if not earlier:
         raise WrongUsage(
@@ -353,7 +353,7 @@ def _adapted(request: ExaminationRequest, source: Path, report: Callable[[str], 
     """Change a staged network as the current version was changed, and write its description.
 
     A network without a description was copied by hand: only its opset and IR version may change. A task whose
-    networks have only one form changes it without a description, too. Returns a sentence for each change.
+    networks have only one form also changes it without a description. Returns a sentence for each change.
 
     Raises:
         WrongUsage: the output of the current version does not exist.

@@ -99,12 +99,12 @@ def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[s
     }
     all_pins = pins(repository, readable_configs(repository))
     ours = [pin for pin in all_pins if pin.model in called]
-    versions = {pin.model for pin in all_pins if any(_is_version(pin, each) for each in ours)} - of_others
+    versions = {pin.model for pin in all_pins if any(_is_version(pin, origin) for origin in ours)} - of_others
     return (*sorted((versions | called) - {pin.network for pin in ours}), name)
 
 
 def _is_version(pin: PinnedModel, known: PinnedModel) -> bool:
-    """Return whether publishing makes this pinned model from a known one; others may run its network, too."""
+    """Return whether publishing makes this pinned model from a known one; others may also run its network."""
     name = successor(known.model, known.network_version, pin.network_version)
     return pin.network == known.network and pin.model == name
 
@@ -113,9 +113,9 @@ def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
     """Return the models that pinned models run, in load order."""
     own = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
     roles = [{getattr(pin, role) for pin in own} for role in ("network", "preprocess", "after")]
-    known = [each for role in roles for each in sorted(role)]
+    known = [name for role in roles for name in sorted(role)]
     steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
-    return [each for each in (*sorted(steps.difference(known)), *known) if each not in pinned]
+    return [name for name in (*sorted(steps.difference(known)), *known) if name not in pinned]
 
 
 def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]) -> str:

@@ -168,5 +168,5 @@ def _networks_of(folder: Path) -> set[str]:
 
 
 def _digests_below(path: Path) -> set[str]:
-    paths = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    paths = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return {digest(path) for path in paths if path.name != CHECKSUMS}

@@ -163,10 +163,10 @@ def propose_withdrawal(rollout: Rollout) -> Propose:
 
 
 def _variant(route: Route, name: str) -> Variant:
-    found = [variant for variant in route.variants if variant.name == name]
-    if not found:
+    matches = [variant for variant in route.variants if variant.name == name]
+    if not matches:
         raise WrongUsage(f"the route has no variant '{name}' any more")
-    return found[0]
+    return matches[0]
 
 
 def _with(route: Route, pair: Pair, share: float, shadows: tuple[Shadow, ...]) -> Route:
@@ -382,8 +382,8 @@ class Controller:
     def _pause_for_edit(self, rollout: Rollout, present: RouteFileSnapshot) -> None:
         step = next((entry.parsed() for entry in present.entries if entry.sha256 == rollout.sha256), None)
         try:
-            found = differences(step, present.route()) if step else []
-            edit = "; ".join(map(str, found))
+            edits = differences(step, present.route()) if step else []
+            edit = "; ".join(map(str, edits))
         except OperationFailed as error:
             self._say(str(error))
             edit = "its file is invalid, see the log"

@@ -254,12 +254,12 @@ class EventTests:
 
     def failures(self, risk: float) -> list[str]:
         """Return why the candidate fails; `risk` is each test's."""
-        found = []
+        reasons = []
         if self.exceeds_limit and self.exceeds_limit.rejects(risk):
-            found.append(f"{self}: over the limit of {self.limit.max_rate:.2%}")
+            reasons.append(f"{self}: over the limit of {self.limit.max_rate:.2%}")
         if self.inferiority and self.inferiority.rejects(risk):
-            found.append(f"{self}: worse than the control")
-        return found
+            reasons.append(f"{self}: worse than the control")
+        return reasons
 
     def needed(self, share: float, risk: float) -> str:
         """Describe roughly how many requests the decision needs at the control's current rate."""

@@ -74,12 +74,12 @@ class _Counts(NamedTuple):
 
 
 def _counts(growth: MetricSamples, variant: tuple[str, str], slow_s: float) -> _Counts:
-    """Count the requests of a variant, but not those of callers that named it or another variant."""
+    """Count the requests of a variant, but not from callers that named it or another variant."""
     labels = dict(zip(("variant", "version"), variant, strict=True))
     chosen = {**labels, "reason": (CHANCE, KEY)}
     # Older servers send no label `chosen`.
-    found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, excluding={"chosen": "false"})
-    buckets = {bound: int(found.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
+    histograms = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, excluding={"chosen": "false"})
+    buckets = {bound: int(histograms.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
     answered = max(0, sum(buckets.values()))
     slow = sum(count for bound, count in buckets.items() if bound > slow_s)
     return _Counts(

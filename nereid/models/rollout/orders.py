@@ -131,9 +131,9 @@ def wait_controlled(location: RouteLocation) -> bool:
     """
     folder_of(location.repository).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + CONTROLLED_S
-    while not (found := is_controlled(location)) and time.monotonic() < deadline:
+    while not (has_controller := is_controlled(location)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return found
+    return has_controller
 
 
 def forecast(

@@ -251,7 +251,7 @@ def active_rollouts(repository: Path) -> dict[str, Rollout]:
 
 
 def check_none_active(repository: Path, what: str, only: str = "") -> None:
-    """Raise `RolloutActive` if a rollout, or that of route `only`, is active: `what` would disturb it."""
+    """Raise `RolloutActive` if a rollout, of route `only` if set, is active: `what` would disturb it."""
     for route, rollout in active_rollouts(repository).items():
         if only in ("", route):
             raise RolloutActive(

@@ -71,12 +71,12 @@ def _control(repository: Path, find_server: FindServer, stop: threading.Event, l
 
 
 def _signature(folder: Path) -> list[tuple[str, int, int]]:
-    found = []
+    entries = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             status = path.stat()
-            found.append((path.name, status.st_size, status.st_mtime_ns))
-    return sorted(found)
+            entries.append((path.name, status.st_size, status.st_mtime_ns))
+    return sorted(entries)
 
 
 def metrics(repository: Path) -> str:

@@ -294,11 +294,11 @@ def propose_revert(generation: int | None) -> Propose:
     """
 
     def propose(present: RouteFileSnapshot) -> Proposal:
-        found = _former(present, generation)
-        different = [pair for pair in found if present.differs_from(pair[1])]
-        if not found or (generation is None and not different):
+        pairs = _former(present, generation)
+        different = [pair for pair in pairs if present.differs_from(pair[1])]
+        if not pairs or (generation is None and not different):
             raise OperationFailed(_nothing_to_revert_to(present, generation))
-        entry, route = (different or found)[0]
+        entry, route = (different or pairs)[0]
         return Proposal(route, f"revert to {entry.generation}")
 
     return propose

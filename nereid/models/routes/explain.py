@@ -106,7 +106,7 @@ def _why(loaded: LoadedRoute, choice: VariantChoice, key: str) -> str:
 
 def _candidates(route: Route, key: str) -> tuple[VariantScore, ...]:
     salt = route.salts.variants
-    found = [
+    scores = [
         VariantScore(
             variant.name,
             hash_to_unit_interval(salt, variant.name, key),
@@ -115,7 +115,7 @@ def _candidates(route: Route, key: str) -> tuple[VariantScore, ...]:
         )
         for variant in route.variants
     ]
-    return tuple(sorted(found, key=lambda variant: -variant.score))
+    return tuple(sorted(scores, key=lambda variant: -variant.score))
 
 
 def _mirrored(route: Route, variant: Variant | None, key: str) -> dict[str, float]:

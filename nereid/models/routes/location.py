@@ -135,16 +135,16 @@ def find_route(repository: Path, name: str = "") -> RouteLocation:
         InvalidConfig: the route's config does not name a route file.
     """
     check_repository(repository)
-    found, broken = _route_names(repository)
-    known = ", ".join(found)
-    if not found:
+    names, broken = _route_names(repository)
+    known = ", ".join(names)
+    if not names:
         reasons = "".join(f"; {reason}" for reason in broken)
         raise WrongUsage(f"'{repository}' has no route: expected a model with backend {ROUTE}{reasons}")
-    if name and name not in found:
+    if name and name not in names:
         raise WrongUsage(f"'{repository}' has no route '{name}', it has: {known}")
-    if not name and len(found) > 1:
+    if not name and len(names) > 1:
         raise WrongUsage(f"'{repository}' has several routes; fix: name one with --model: {known}")
-    return _location(repository / (name or found[0]))
+    return _location(repository / (name or names[0]))
 
 
 def find_routes(repository: Path) -> list[RouteLocation]:
@@ -158,9 +158,9 @@ def find_routes(repository: Path) -> list[RouteLocation]:
 
 def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
     """Return the models with a task's outputs: its routes or, if it has none, all that take an `image`."""
-    found = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
-    routes = [name for name, config in found.items() if config.get("backend") == ROUTE]
-    return routes or list(found)
+    configs = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
+    routes = [name for name, config in configs.items() if config.get("backend") == ROUTE]
+    return routes or list(configs)
 
 
 def preprocessing_of(repository: Path, model: str) -> ModelConfig | None:
@@ -179,8 +179,8 @@ def _location(folder: Path) -> RouteLocation:
 def _route_names(repository: Path) -> tuple[list[str], list[str]]:
     """Return the models that are routes, and the reasons why others cannot be read."""
     broken: list[str] = []
-    found = [name for name, config in _configs(repository, broken) if config.get("backend") == ROUTE]
-    return found, broken
+    names = [name for name, config in _configs(repository, broken) if config.get("backend") == ROUTE]
+    return names, broken
 
 
 def _configs(repository: Path, broken: list[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

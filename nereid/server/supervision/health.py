@@ -131,19 +131,19 @@ class Health:
         with self._lock:
             if self._state != RUNNING:
                 return {"server": ": ".join(filter(None, (self._state, self._reason)))}
-            found: dict[str, Any] = {}
+            reasons: dict[str, Any] = {}
             if failure := self._failure(self._server_failure, self._server_probed_s):
-                found["server"] = failure
+                reasons["server"] = failure
             if self._gateway_failure:
-                found["gateway"] = self._gateway_failure
+                reasons["gateway"] = self._gateway_failure
             failures = {
                 name: reason
                 for name, (failure, probed_s) in self._models.items()
                 if (reason := self._failure(failure, probed_s))
             }
             if failures := {**failures, **self._broken}:
-                found["models"] = dict(sorted(failures.items()))
-            return found
+                reasons["models"] = dict(sorted(failures.items()))
+            return reasons
 
     def metrics(self) -> str:
         """Return the metrics page in Prometheus' text format."""

@@ -70,8 +70,8 @@ def tree(roots: Collection[int], proc: Path = PROC) -> list[ProcessStat]:
     """Return processes and their descendants, each once."""
     entries = _entries(proc)
     children = _children(entries)
-    found = {pid for root in roots for pid in _tree(root, children)}
-    return [entries[pid] for pid in sorted(found) if pid in entries]
+    pids = {pid for root in roots for pid in _tree(root, children)}
+    return [entries[pid] for pid in sorted(pids) if pid in entries]
 
 
 def parent_of(pid: int, proc: Path = PROC) -> int:
@@ -121,12 +121,12 @@ class ProcessMetrics:
     def page(self) -> str:
         """Return the samples in Prometheus' text format."""
         with self._lock:
-            found = self._read()
+            usages = self._read()
             memory = Counter[str]()
-            for usage in found:
+            for usage in usages:
                 memory[usage.name] += usage.memory_bytes
                 self._total_s[usage.name] += usage.cpu_s - self._last_s.get(usage.process, 0.0)
-            self._last_s = {usage.process: usage.cpu_s for usage in found}
+            self._last_s = {usage.process: usage.cpu_s for usage in usages}
             samples: dict[tuple[str, Labels], float] = {
                 **{("memory_bytes", (("process", name),)): value for name, value in memory.items()},
                 **{
@@ -142,15 +142,15 @@ def _usage(entry: ProcessStat, name: str, version: int, proc: Path) -> Usage:
 
 
 def _entries(proc: Path) -> dict[int, ProcessStat]:
-    found = (read_stat(folder) for folder in proc.iterdir() if folder.name.isdigit())
-    return {entry.process.pid: entry for entry in found if entry}
+    stats = (read_stat(folder) for folder in proc.iterdir() if folder.name.isdigit())
+    return {entry.process.pid: entry for entry in stats if entry}
 
 
 def _children(entries: dict[int, ProcessStat]) -> dict[int, list[int]]:
-    found = defaultdict[int, list[int]](list)
+    children = defaultdict[int, list[int]](list)
     for pid, entry in entries.items():
-        found[entry.parent].append(pid)
-    return found
+        children[entry.parent].append(pid)
+    return children
 
 
 def _tree(pid: int, children: dict[int, list[int]]) -> Iterator[int]:

@@ -202,8 +202,8 @@ class KnownStubs:
 
     def used(self, processes: Collection[Process]) -> list[Stub]:
         """Return the stubs in use whose process is one of these."""
-        found = [self._known[process] for process in processes if process in self._known]
-        return [stub for stub in found if not self._is_replaced(stub)]
+        stubs = [self._known[process] for process in processes if process in self._known]
+        return [stub for stub in stubs if not self._is_replaced(stub)]
 
     def of(self, model: str, versions: Collection[int]) -> list[Stub]:
         """Return all stubs of some versions of a model, dead ones included."""
@@ -547,8 +547,8 @@ class Supervisor:
         named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
         took_s = now_s - repair.began_s
         trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
-        found = "" if order.cause == DEVICE else f" (found by {order.cause})"
-        text = f"{named} had {trouble}{found}: loaded again in {took_s:.1f} s"
+        detection = "" if order.cause == DEVICE else f" (found by {order.cause})"
+        text = f"{named} had {trouble}{detection}: loaded again in {took_s:.1f} s"
         if event.refusal:
             text = f"{named} has {trouble} and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
         elif pause_s > REPAIR_DELAYS_S[0]:

@@ -133,12 +133,14 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
         )
         async with large if cost >= LARGE_WORK else nullcontext(), slots:
             try:
-                found = await run(gateway, request, call)
+                prediction = await run(gateway, request, call)
             except Exception as error:
                 failures.append(_as_failure(error))
                 return FailedResult(name, failures[-1].reason)
-        remember(gateway, request, found, name)
-        return Result(name, *source_of(found), scores(found), timings(request, received_s, call.stages_s))
+        remember(gateway, request, prediction, name)
+        return Result(
+            name, *source_of(prediction), scores(prediction), timings(request, received_s, call.stages_s)
+        )
 
     with CancelOnDisconnect(request):
         async with asyncio.TaskGroup() as group:
@@ -235,7 +237,7 @@ _FEEDBACK = Operation(
 CLASSIFY = Endpoint(
     "Classify one image.",
     Answer,
-    lambda found, given: (scores(found),),
+    lambda prediction, given: (scores(prediction),),
     PARAMETERS,
     photos=PHOTOS,
     operations=(_BATCH, _FEEDBACK),

@@ -1,6 +1,6 @@
 """Numeric outputs, such as scores, compared value by value with the current version's.
 
-Tasks without an examination of their own use this one, too.
+Tasks without an examination of their own also use this one.
 """
 
 from collections.abc import Iterator, Sequence

@@ -65,7 +65,7 @@ class ClassificationOutputs:
         first = int(best[0])
         label = self.class_names[first] if first < len(self.class_names) else str(first)
         about = {"label": label, "confidence": round(confidence[0], 4)}
-        return Signals(confidence, np.clip(entropy, 0, 1).tolist(), [int(each) for each in best], (), about)
+        return Signals(confidence, np.clip(entropy, 0, 1).tolist(), [int(index) for index in best], (), about)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

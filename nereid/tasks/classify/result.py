@@ -62,11 +62,11 @@ def _values(result: Any) -> list[tuple[tuple[Label, ...]]]:
 
 def labels(row: Iterable[bytes]) -> tuple[Label, ...]:
     """Parse entries of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
-    found = []
+    classes = []
     for entry in row:
         score, index, *name = entry.decode().split(":", 2)
-        found.append(Label(int(index), name[0] if name else "", float(score)))
-    return tuple(found)
+        classes.append(Label(int(index), name[0] if name else "", float(score)))
+    return tuple(classes)
 
 
 PREDICTIONS = ResultKind(

@@ -112,15 +112,17 @@ class ObjectFinder:
         preprocess = config.sibling(settings.preprocess, settings.preprocess_version)
         prepared = PreprocessSettings.from_config(preprocess)
         transform = prepared.transform
-        outputs = [NetworkOutput(each.name, each.datatype, each.network_dims) for each in config.inputs]
-        tensors = {each.name: each for each in config.inputs}
+        outputs = [
+            NetworkOutput(tensor.name, tensor.datatype, tensor.network_dims) for tensor in config.inputs
+        ]
+        tensors = {tensor.name: tensor for tensor in config.inputs}
         try:
             if IMAGE not in tensors or tensors[IMAGE].type_and_dims != "TYPE_STRING [1]":
                 raise UnknownHead(f"expected an input '{IMAGE}' TYPE_STRING [1]")
             _check_outputs(config)
             frame = InputSize(transform.height_px, transform.width_px)
-            head = find_head([each for each in outputs if each.name != IMAGE], frame, settings.head)
-            if unused := sorted(tensors.keys() - {IMAGE, *(each.name for each in head.outputs)}):
+            head = find_head([output for output in outputs if output.name != IMAGE], frame, settings.head)
+            if unused := sorted(tensors.keys() - {IMAGE, *(output.name for output in head.outputs)}):
                 raise UnknownHead(f"input '{unused[0]}' is not an output that head {settings.head} uses")
             labels = _read_labels(config, settings.labels, head.classes)
         except UnknownHead as error:
@@ -146,18 +148,18 @@ class ObjectFinder:
         Raises:
             InferenceFailed: the outputs do not match the head, or are not finite.
         """
-        found = self.head.candidates(outputs, self.score_threshold)
-        best = np.argsort(-found.scores, kind="stable")[:MAX_CANDIDATES]
-        boxes = self._in_image(found.boxes[best], size_wh)
+        candidates = self.head.candidates(outputs, self.score_threshold)
+        best = np.argsort(-candidates.scores, kind="stable")[:MAX_CANDIDATES]
+        boxes = self._in_image(candidates.boxes[best], size_wh)
         # A box that lies entirely in the padding has no area in the image.
         is_inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
         best, boxes = best[is_inside], boxes[is_inside]
         if self.head.layout.has_nms:
             kept = np.arange(len(best))[:MAX_OBJECTS]
         else:
-            kept = suppress(found.boxes[best], found.classes[best], self.iou_threshold, MAX_OBJECTS)
+            kept = suppress(candidates.boxes[best], candidates.classes[best], self.iou_threshold, MAX_OBJECTS)
         best, boxes = best[kept], boxes[kept].astype(np.float32)
-        return Objects(boxes, found.scores[best].astype(np.float32), found.classes[best])
+        return Objects(boxes, candidates.scores[best].astype(np.float32), candidates.classes[best])
 
     def label(self, index: int) -> str:
         """Return a class name, or its index if it has no name."""
@@ -201,9 +203,9 @@ def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
 
 
 def _check_outputs(config: ModelConfig) -> None:
-    got = {each.name: (each.datatype, each.dims) for each in config.outputs}
+    got = {output.name: (output.datatype, output.dims) for output in config.outputs}
     if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
-        listed = ", ".join(f"'{each.name}' {each.type_and_dims}" for each in config.outputs) or "none"
+        listed = ", ".join(f"'{output.name}' {output.type_and_dims}" for output in config.outputs) or "none"
         wanted = ", ".join(about[0] for about in OUTPUTS.values())
         raise UnknownHead(f"expected outputs {wanted}, got {listed}")
 
@@ -233,14 +235,14 @@ class ObjectPair(NamedTuple):
 
 def match_objects(one: Objects, other: Objects) -> list[ObjectPair]:
     """Match objects of the same class whose boxes overlap, largest overlap first."""
-    boxes, others = (each.boxes.astype(np.float64) for each in (one, other))
-    found = {each.ours: each for each in match(boxes, one.classes, others, other.classes)}
+    boxes, others = (objects.boxes.astype(np.float64) for objects in (one, other))
+    by_place = {pair.ours: pair for pair in match(boxes, one.classes, others, other.classes)}
     pairs = list[ObjectPair]()
     for place, score in enumerate(map(float, one.scores)):
-        if partners := found.get(place):
+        if partners := by_place.get(place):
             change = max(1 - partners.iou, abs(score - float(other.scores[partners.theirs])))
             pairs.append(ObjectPair((place, partners.theirs), change))
         else:
             pairs.append(ObjectPair((place, None), score))
-    lone = sorted({*range(len(other.scores))} - {each.theirs for each in found.values()})
-    return pairs + [ObjectPair((None, each), float(other.scores[each])) for each in lone]
+    lone = sorted({*range(len(other.scores))} - {pair.theirs for pair in by_place.values()})
+    return pairs + [ObjectPair((None, index), float(other.scores[index])) for index in lone]

@@ -58,10 +58,10 @@ class ObjectExamination:
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the objects in each image."""
-        for each in zip(samples, outputs, strict=True):
-            self._check_meaning(*each)
-        objects = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
-        return Survey(can_batch, results=tuple(self._named(each) for each in objects))
+        for case in zip(samples, outputs, strict=True):
+            self._check_meaning(*case)
+        objects = (self._find(self._detector, *pair) for pair in zip(samples, outputs, strict=True))
+        return Survey(can_batch, results=tuple(map(self._named, objects)))
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
@@ -75,17 +75,17 @@ class ObjectExamination:
         self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
     ) -> Iterator[OutputChange]:
         """Yield each object's difference: in score or, if larger, 1 - IoU of its box."""
-        for each in zip(samples, before, after, strict=True):
-            yield from self._changes(*each)
+        for case in zip(samples, before, after, strict=True):
+            yield from self._changes(*case)
 
     def _changes(self, sample: NetworkInput, before: Arrays, after: Arrays) -> Iterator[OutputChange]:
-        old, new = (self._find(self._lenient, sample, each) for each in (before, after))
+        old, new = (self._find(self._lenient, sample, arrays) for arrays in (before, after))
         for pair in match_objects(old, new):
             scores = [
-                each.scores[at] for each, at in zip((old, new), pair.places, strict=True) if at is not None
+                side.scores[at] for side, at in zip((old, new), pair.places, strict=True) if at is not None
             ]
             if max(scores) >= self._detector.score_threshold:
-                was, now = (self._text(each, at) for each, at in zip((old, new), pair.places, strict=True))
+                was, now = (self._text(side, at) for side, at in zip((old, new), pair.places, strict=True))
                 yield OutputChange(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
 
     def _check_meaning(self, sample: NetworkInput, outputs: Arrays) -> None:
@@ -127,5 +127,5 @@ class ObjectExamination:
     def _text(self, found: Objects, at: int | None) -> str:
         if at is None:
             return "none"
-        places = ", ".join(f"{each:.0f}" for each in found.boxes[at])
+        places = ", ".join(f"{side:.0f}" for side in found.boxes[at])
         return f"'{self._detector.label(int(found.classes[at]))}' {found.scores[at]:.2f} at {places}"

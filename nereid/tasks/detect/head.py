@@ -102,15 +102,15 @@ def find_head(outputs: Sequence[NetworkOutput], frame: InputSize, name: str = ""
     """
     if name:
         return _named(outputs, frame, name)
-    found = [
-        Head(each, roles, frame)
-        for each, layout in LAYOUTS.items()
-        if (roles := layout.find(outputs)) and _is_certain(each, roles, frame, labels)
+    heads = [
+        Head(layout_name, roles, frame)
+        for layout_name, layout in LAYOUTS.items()
+        if (roles := layout.find(outputs)) and _is_certain(layout_name, roles, frame, labels)
     ]
-    if len(found) == 1:
-        return found[0]
-    possible = [each for each, layout in LAYOUTS.items() if layout.find(outputs)]
-    layouts = "; ".join(f"{each}: {LAYOUTS[each].form}" for each in possible or LAYOUTS)
+    if len(heads) == 1:
+        return heads[0]
+    possible = [layout_name for layout_name, layout in LAYOUTS.items() if layout.find(outputs)]
+    layouts = "; ".join(f"{layout_name}: {LAYOUTS[layout_name].form}" for layout_name in possible or LAYOUTS)
     if possible:
         raise UnknownHead(f"uncertain layout of {_described(outputs)}; fix: --head with one of {layouts}")
     raise UnknownHead(f"expected the outputs of a detector, got {_described(outputs)}; known: {layouts}")
@@ -131,7 +131,7 @@ def _named(outputs: Sequence[NetworkOutput], frame: InputSize, name: str) -> Hea
 def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: InputSize, labels: int) -> bool:
     """Return whether this is the only possible layout for outputs of this form."""
     cells = {grid_cells(frame, strides) for strides in GRIDS_PX}
-    anchored = {ANCHORS_PER_CELL * each for each in cells}
+    anchored = {ANCHORS_PER_CELL * count for count in cells}
     first = roles[0].dims
     if name == "yolov5":
         return first[0] in anchored
@@ -139,7 +139,7 @@ def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: InputSize, lab
         return first[1] in cells and first[0] not in cells | anchored
     if name in ("detr", "detr_sigmoid"):
         # RF-DETR has such names, and one column more than classes without a softmax.
-        if name == "detr" and {each.name for each in roles} == {"dets", "labels"}:
+        if name == "detr" and {role.name for role in roles} == {"dets", "labels"}:
             return False
         is_short = first[0] <= MAX_NMS_ROWS and first[0] not in cells
         return bool(labels) and first[1] == labels + (name == "detr") and is_short
@@ -165,5 +165,5 @@ def _cells(cells: int, frame: InputSize, got: int) -> str:
 
 
 def _described(outputs: Sequence[NetworkOutput]) -> str:
-    shapes = (f"'{each.name}' {each.datatype.removeprefix('TYPE_')} {['N', *each.dims]}" for each in outputs)
+    shapes = (f"'{name}' {datatype.removeprefix('TYPE_')} {['N', *dims]}" for name, datatype, dims in outputs)
     return ", ".join(shapes).replace("'N'", "N") or "none"

@@ -103,7 +103,7 @@ class DetectorIntake:
         if len(shapes) != 1 or len(shapes[0]) != 4:
             return False
         sides = shapes[0][1:3] if shapes[0][3] in COLOURS and shapes[0][1] not in COLOURS else shapes[0][2:]
-        height, width = (known if each == -1 else each for each, known in zip(sides, size, strict=True))
+        height, width = (known if side == -1 else side for side, known in zip(sides, size, strict=True))
         try:
             find_head(_outputs(facts.signature), InputSize(height, width), labels=len(facts.labels))
         except UnknownHead:
@@ -170,7 +170,7 @@ def _object(found: Mapping[str, Any]) -> str:
 
 
 def _outputs(signature: Signature) -> list[NetworkOutput]:
-    return [NetworkOutput(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
+    return [NetworkOutput(name, about.datatype, about.shape[1:]) for name, about in signature.outputs.items()]
 
 
 def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[ServedTensor, Head, bool]:

@@ -40,26 +40,26 @@ Decode = Callable[[Rows, InputSize, float], Candidates]
 
 def yolov5(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [A, 5 + C]: centre and size in pixels, objectness, one probability per class."""
-    (found,) = rows
-    found = found[found[:, 4] >= threshold]
-    classes, best = _best(found[:, 5:])
-    scores = found[:, 4] * best
+    (matrix,) = rows
+    matrix = matrix[matrix[:, 4] >= threshold]
+    classes, best = _best(matrix[:, 5:])
+    scores = matrix[:, 4] * best
     is_likely = scores >= threshold
-    boxes = _corners(found[is_likely, :4].astype(np.float64))
+    boxes = _corners(matrix[is_likely, :4].astype(np.float64))
     return Candidates(boxes, scores[is_likely], classes[is_likely])
 
 
 def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [A, 5 + C]: as YOLOv5, but with offsets in cells and logarithms of sizes in cells."""
-    (found,) = rows
-    is_likely = found[:, 4] >= threshold
-    found, cells = found[is_likely], cell_places(frame)[is_likely]
+    (matrix,) = rows
+    is_likely = matrix[:, 4] >= threshold
+    matrix, cells = matrix[is_likely], cell_places(frame)[is_likely]
     strides_px = cells[:, 2:]
-    raw = found[:, :4].astype(np.float64)
+    raw = matrix[:, :4].astype(np.float64)
     centers = (raw[:, :2] + cells[:, :2]) * strides_px
     sizes = np.exp(np.minimum(raw[:, 2:], MAX_EXPONENT)) * strides_px
-    classes, best = _best(found[:, 5:])
-    scores = found[:, 4] * best
+    classes, best = _best(matrix[:, 5:])
+    scores = matrix[:, 4] * best
     kept = scores >= threshold
     boxes = _corners(np.concatenate([centers, sizes], axis=1)[kept])
     return Candidates(boxes, scores[kept], classes[kept])
@@ -77,11 +77,11 @@ def cell_places(frame: InputSize) -> np.ndarray:
 
 def yolov8(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [4 + C, A]: centre and size in pixels, one probability per class; no objectness."""
-    (found,) = rows
-    scores = found[4:].max(0)
+    (matrix,) = rows
+    scores = matrix[4:].max(0)
     is_likely = scores >= threshold
-    classes = found[4:, is_likely].argmax(0)
-    boxes = _corners(found[:4, is_likely].T.astype(np.float64))
+    classes = matrix[4:, is_likely].argmax(0)
+    boxes = _corners(matrix[:4, is_likely].T.astype(np.float64))
     return Candidates(boxes, scores[is_likely], classes)
 
 
@@ -120,16 +120,16 @@ def cornered(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
 
 def fractions(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [Q, 4 + C]: centre and size as fractions of the frame, one probability per class."""
-    (found,) = rows
-    return _queries(found[:, 4:], found[:, :4], frame, threshold)
+    (matrix,) = rows
+    return _queries(matrix[:, 4:], matrix[:, :4], frame, threshold)
 
 
 def fractions_best(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [Q, 6]: centre and size as fractions of the frame, score, class."""
-    (found,) = rows
-    found = found[found[:, 4] >= threshold]
-    sized = found[:, :4].astype(np.float64) * ([frame.width_px, frame.height_px] * 2)
-    return Candidates(_corners(sized), found[:, 4], found[:, 5].astype(np.int64))
+    (matrix,) = rows
+    matrix = matrix[matrix[:, 4] >= threshold]
+    sized = matrix[:, :4].astype(np.float64) * ([frame.width_px, frame.height_px] * 2)
+    return Candidates(_corners(sized), matrix[:, 4], matrix[:, 5].astype(np.int64))
 
 
 def tensorflow(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
@@ -157,11 +157,11 @@ def _nms_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         boxes, scores, classes = rows
         return boxes, scores, classes
     if len(rows) == 2:
-        found, classes = rows
-        return found[:, :4], found[:, 4], classes
-    (found,) = rows
-    scores = found[:, 4] if found.shape[1] == 6 else found[:, 4] * found[:, 5]
-    return found[:, :4], scores, found[:, -1]
+        matrix, classes = rows
+        return matrix[:, :4], matrix[:, 4], classes
+    (matrix,) = rows
+    scores = matrix[:, 4] if matrix.shape[1] == 6 else matrix[:, 4] * matrix[:, 5]
+    return matrix[:, :4], scores, matrix[:, -1]
 
 
 def used_rows(rows: Rows) -> Rows:
@@ -169,7 +169,7 @@ def used_rows(rows: Rows) -> Rows:
     if len(rows) < 4:
         return rows
     count = max(0, int(rows[0].reshape(-1)[0]))
-    return [rows[0], *(each[:count] for each in rows[1:])]
+    return [rows[0], *(part[:count] for part in rows[1:])]
 
 
 def _best(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,15 +250,13 @@ _find_columns = _matrix(lambda dims: dims[0] > 4)
 
 def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return logits [Q, K] and boxes [Q, 4]; other outputs, such as hidden states, are skipped."""
-    matrices = [each for each in outputs if len(each.dims) == 2]
-    boxes = [
-        each for each in matrices if each.dims[1] == 4 or (each.dims[1] < 0 and "box" in each.name.lower())
-    ]
+    matrices = [output for output in outputs if len(output.dims) == 2]
+    boxes = [box for box in matrices if box.dims[1] == 4 or (box.dims[1] < 0 and "box" in box.name.lower())]
     if len(boxes) > 1:
-        boxes = [each for each in boxes if "box" in each.name.lower()]
-    logits = [each for each in matrices if each not in boxes and each.dims[1] > 0]
+        boxes = [box for box in boxes if "box" in box.name.lower()]
+    logits = [matrix for matrix in matrices if matrix not in boxes and matrix.dims[1] > 0]
     if len(logits) > 1:
-        logits = [each for each in logits if any(word in each.name.lower() for word in ("logit", "class"))]
+        logits = [logit for logit in logits if any(word in logit.name.lower() for word in ("logit", "class"))]
     if len(boxes) != 1 or len(logits) != 1 or boxes[0].dims[0] != logits[0].dims[0]:
         return ()
     return logits[0], boxes[0]
@@ -266,21 +264,21 @@ def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]
 
 def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return boxes [M, 4], scores [M], classes [M]; names and order depend on the exporter."""
-    kinds = {(each.datatype, each.dims[1:] if each.dims else (0,)): each for each in outputs}
+    kinds = {(output.datatype, output.dims[1:] if output.dims else (0,)): output for output in outputs}
     wanted = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
-    return tuple(kinds[each] for each in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
+    return tuple(kinds[kind] for kind in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
 
 
 def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
-    by_name = {each.name.rpartition("/")[2].partition(":")[0]: each for each in outputs}
+    by_name = {output.name.rpartition("/")[2].partition(":")[0]: output for output in outputs}
     return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
 
 
 def _find_nms(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return [M, 6 or 7], or [M, 5] and classes [M], or count, boxes [M, 4], scores [M], classes [M]."""
-    matrices = [each for each in outputs if len(each.dims) == 2]
-    vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]
-    single = [each for each in outputs if each.dims in ((), (1,))]
+    matrices = [output for output in outputs if len(output.dims) == 2]
+    vectors = [output for output in outputs if len(output.dims) == 1 and output.dims != (1,)]
+    single = [output for output in outputs if output.dims in ((), (1,))]
     if len(matrices) != 1 or _find_tensorflow(outputs):
         return ()
     width = matrices[0].dims[1]
@@ -290,12 +288,12 @@ def _find_nms(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
         return matrices[0], vectors[0]
     if len(outputs) != 4 or len(single) != 1 or len(vectors) != 2 or width != 4:
         return ()
-    classes = [each for each in vectors if "INT" in each.datatype] or [
-        each for each in vectors if any(word in each.name.lower() for word in ("class", "label"))
+    classes = [vector for vector in vectors if "INT" in vector.datatype] or [
+        vector for vector in vectors if any(word in vector.name.lower() for word in ("class", "label"))
     ]
     if len(classes) != 1:
         return ()
-    (scores,) = (each for each in vectors if each not in classes)
+    (scores,) = (vector for vector in vectors if vector not in classes)
     return single[0], matrices[0], scores, classes[0]
 
 

@@ -32,10 +32,10 @@ class DetectionOutputs:
         partners = match(_boxes(ours), _labels(ours), _boxes(theirs), _labels(theirs))
         total = ours[SCORE].size + theirs[SCORE].size
         lone = (
-            _lone(ours, {each.ours for each in partners}),
-            _lone(theirs, {each.theirs for each in partners}),
+            _lone(ours, {pair.ours for pair in partners}),
+            _lone(theirs, {pair.theirs for pair in partners}),
         )
-        overlap = sum(each.iou for each in partners)
+        overlap = sum(pair.iou for pair in partners)
         return Comparison(1 - 2 * overlap / total if total else 0.0, not any(lone))
 
     def signals(self, outputs: Arrays) -> Signals | None:
@@ -56,7 +56,7 @@ def iou(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     left_top = np.maximum(ours[:, None, :2], theirs[None, :, :2])
     right_bottom = np.minimum(ours[:, None, 2:], theirs[None, :, 2:])
     common = (right_bottom - left_top).clip(min=0).prod(-1)
-    areas = [(each[:, 2:] - each[:, :2]).clip(min=0).prod(-1) for each in (ours, theirs)]
+    areas = [(boxes[:, 2:] - boxes[:, :2]).clip(min=0).prod(-1) for boxes in (ours, theirs)]
     union = areas[0][:, None] + areas[1] - common
     result: np.ndarray = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return result
@@ -79,13 +79,13 @@ def match(
         ours, theirs: boxes, float[n, 4] and float[m, 4].
         labels, their_labels: the label of each box, [n] and [m].
     """
-    found: list[Partners] = []
+    partners: list[Partners] = []
     left = np.where(labels[:, None] == their_labels, iou(ours, theirs), 0.0)
     while left.size and left.max() >= MATCH_IOU:
-        row, column = (int(each) for each in np.unravel_index(left.argmax(), left.shape))
-        found.append(Partners(row, column, float(left[row, column])))
+        row, column = (int(index) for index in np.unravel_index(left.argmax(), left.shape))
+        partners.append(Partners(row, column, float(left[row, column])))
         left[row, :] = left[:, column] = -1
-    return found
+    return partners
 
 
 def _boxes(outputs: Arrays) -> np.ndarray:
@@ -101,7 +101,7 @@ def _labels(outputs: Arrays) -> np.ndarray:
 
 def _lone(outputs: Arrays, matched: set[int]) -> bool:
     sure = np.flatnonzero(outputs[SCORE].ravel() >= SURE_SCORE)
-    return any(int(each) not in matched for each in sure)
+    return any(int(place) not in matched for place in sure)
 
 
 def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> DetectionOutputs:

@@ -68,7 +68,7 @@ class VectorExamination:
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
         """Yield a note for each pair of images with practically the same vector."""
-        rows = [_row(*each) for each in zip(samples, outputs, strict=True)]
+        rows = [_row(*pair) for pair in zip(samples, outputs, strict=True)]
         for (one, left), (other, right) in combinations(zip(samples, rows, strict=True), 2):
             if one.encoded != other.encoded and (cosine := _cosine(left, right)) > SAME:
                 yield (

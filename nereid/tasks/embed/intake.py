@@ -42,7 +42,7 @@ class EmbedderIntake:
         return None
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
-        """Return whether the metadata names the task; after a first run, `claims` may decide, too."""
+        """Return whether the metadata names the task; after a first run, `claims` may also decide."""
         return facts.task == self.name
 
     def adapt(
@@ -84,5 +84,5 @@ class EmbedderIntake:
 
     def shown(self, results: Sequence[Any]) -> str:
         """Return the cosines of an image's vector with the others."""
-        cosines = (f"cosine {found['cosine']:.2f} with {found['image']}" for found in results)
+        cosines = (f"cosine {result['cosine']:.2f} with {result['image']}" for result in results)
         return ", ".join(cosines) or "no other image to compare with"

@@ -193,8 +193,8 @@ class ReaderModel:
         trace = tracer.begin(requests)
         images, checks = [image for image, _ in read], [check for _, check in read]
         networks = [*map(self._networks_in, trace.traceparents)] if trace else None
-        found = reader.read(images, checks, networks)
-        outcomes = [*map(self._outcome, images, found, reader.barcodes, reader.sizes_wh, reader.times)]
+        results = reader.read(images, checks, networks)
+        outcomes = [*map(self._outcome, images, results, reader.barcodes, reader.sizes_wh, reader.times)]
         responses = [self._respond(outcome) for outcome in outcomes]
         if trace:
             trace.prepared([[times] for times in reader.times])
@@ -253,7 +253,7 @@ class ReaderModel:
     def _respond(self, outcome: Outcome) -> Any:
         if isinstance(outcome, ServingError):
             return reject(outcome)
-        return respond(**{name: each[None] if self._is_batching else each for name, each in outcome.items()})
+        return respond(**{name: rows[None] if self._is_batching else rows for name, rows in outcome.items()})
 
 
 def _tensors(lines: Sequence[RecognisedLine]) -> dict[str, np.ndarray]:
@@ -266,9 +266,9 @@ def _tensors(lines: Sequence[RecognisedLine]) -> dict[str, np.ndarray]:
 
 def _barcode_tensors(barcodes: Sequence["FoundBarcode"]) -> dict[str, np.ndarray]:
     return {
-        BARCODE: _texts(each.text for each in barcodes),
-        SYMBOLOGY: _texts(each.symbology for each in barcodes),
-        BARCODE_BOX: np.array([each.box for each in barcodes], np.float32).reshape(-1, 4, 2),
+        BARCODE: _texts(barcode.text for barcode in barcodes),
+        SYMBOLOGY: _texts(barcode.symbology for barcode in barcodes),
+        BARCODE_BOX: np.array([barcode.box for barcode in barcodes], np.float32).reshape(-1, 4, 2),
     }
 
 
@@ -293,6 +293,6 @@ def _json(field: FoundField, page: int) -> str:
 
 
 def _read(request: Any) -> _Read:
-    found, parameters = read_request(request)
-    images = only_one(found)
+    inputs, parameters = read_request(request)
+    images = only_one(inputs)
     return images if isinstance(images, ServingError) else images[0], partial(deadline.check, parameters)

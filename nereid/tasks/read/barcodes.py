@@ -53,17 +53,17 @@ def find_barcodes(image: UprightImage) -> Sequence[FoundBarcode]:
     scale = 2.0 if room >= 2 else min(room, 1.0)
     if scale != 1:
         grey = _scaled(grey, scale)
-    found = [(each, _corners(each.position)) for each in zxingcpp.read_barcodes(grey, formats=_FORMATS)]
-    found += read_blurred(grey, [corners for _, corners in found])
+    codes = [(code, _corners(code.position)) for code in zxingcpp.read_barcodes(grey, formats=_FORMATS)]
+    codes += read_blurred(grey, [corners for _, corners in codes])
     barcodes = [
         FoundBarcode(
-            each.text,
-            _GS1.get(each.symbology_identifier, str(each.format)),
+            code.text,
+            _GS1.get(code.symbology_identifier, str(code.format)),
             corners * image.scale_xy / np.float32(scale),
         )
-        for each, corners in found
+        for code, corners in codes
     ]
-    return sorted(barcodes, key=lambda each: float(each.box[:, 1].mean()))[:MAX_BARCODES]
+    return sorted(barcodes, key=lambda barcode: float(barcode.box[:, 1].mean()))[:MAX_BARCODES]
 
 
 def _scaled(grey: np.ndarray, scale: float) -> np.ndarray:
@@ -73,4 +73,4 @@ def _scaled(grey: np.ndarray, scale: float) -> np.ndarray:
 
 def _corners(position: zxingcpp.Position) -> np.ndarray:
     corners = position.top_left, position.top_right, position.bottom_right, position.bottom_left
-    return np.array([(each.x, each.y) for each in corners], np.float32)
+    return np.array([(corner.x, corner.y) for corner in corners], np.float32)

@@ -87,7 +87,7 @@ def read_blurred(grey: np.ndarray, known: list[np.ndarray]) -> Iterator[tuple[zx
     """Yield the content of blurred bars and their corners float32[4, 2]; known ones are skipped."""
     regions = _regions(grey)
     for region in regions[:MAX_REGIONS]:
-        middles = [tuple(map(float, each.mean(axis=0))) for each in known]
+        middles = [tuple(map(float, corners.mean(axis=0))) for corners in known]
         if any(cv2.pointPolygonTest(region, middle, measureDist=False) >= 0 for middle in middles):
             continue
         if barcode := _read_region(grey, region):
@@ -98,10 +98,10 @@ def _regions(grey: np.ndarray) -> list[np.ndarray]:
     """Return the corners float32[4, 2] of regions that look like bars, largest first."""
     for side in SIDES_PX:
         scale = min(1.0, side / max(grey.shape))
-        size = [max(1, round(each * scale)) for each in grey.shape[::-1]]
-        _, found = cv2.barcode.BarcodeDetector().detect(cv2.resize(grey, size, interpolation=cv2.INTER_AREA))
-        if found is not None:
-            return sorted(found / np.float32(scale), key=cv2.contourArea, reverse=True)
+        size = [max(1, round(length * scale)) for length in grey.shape[::-1]]
+        _, boxes = cv2.barcode.BarcodeDetector().detect(cv2.resize(grey, size, interpolation=cv2.INTER_AREA))
+        if boxes is not None:
+            return sorted(boxes / np.float32(scale), key=cv2.contourArea, reverse=True)
     return []
 
 
@@ -148,7 +148,7 @@ def _profile(grey: np.ndarray, center: np.ndarray, along: np.ndarray, across: np
         sheared[0] += shear / _ROWS * (matrix[1] - [0, 0, _ROWS / 2])
         rows = cv2.warpAffine(grey, sheared, (size, _ROWS), borderMode=cv2.BORDER_REPLICATE)
         means.append(rows.mean(axis=0, dtype=np.float32))
-    mean = max(means, key=lambda each: float(np.square(np.diff(each)).sum()))
+    mean = max(means, key=lambda profile: float(np.square(np.diff(profile)).sum()))
     reach = max(3, size // 9) | 1
     paper = cv2.GaussianBlur(cv2.dilate(mean[None], np.ones((1, reach))), (0, 0), reach / 3)[0]
     levels: np.ndarray = 1 - mean / np.maximum(paper, 1)
@@ -188,12 +188,12 @@ def _refined(levels: np.ndarray, guess: _Guess) -> _Fit:
             for left, right in product((-1, 0, 1), repeat=2)
             for bend in ((-1, 0, 1) if warp else (0,))
         ]
-        for each in tried:
-            part = _part(levels, each)
-            for blur in (each.blur,) if warp else blurs:
-                found = _fit(part, blurred := replace(each, blur=blur))
-                if found.rest < fit.rest:
-                    best, fit = blurred, found
+        for trial in tried:
+            part = _part(levels, trial)
+            for blur in (trial.blur,) if warp else blurs:
+                rival = _fit(part, blurred := replace(trial, blur=blur))
+                if rival.rest < fit.rest:
+                    best, fit = blurred, rival
     return fit
 
 
@@ -269,12 +269,12 @@ def _checked(costs: np.ndarray, start: int) -> tuple[float, list[int]]:
 
 def _as_barcode(symbols: list[int]) -> zxingcpp.Barcode | None:
     """Decode symbols by having ZXing read them without blur."""
-    modules = np.concatenate([*(_patterns()[each] for each in symbols), _pattern(_STOP)])
+    modules = np.concatenate([*(_patterns()[symbol] for symbol in symbols), _pattern(_STOP)])
     row = np.pad(np.where(modules > 0, 0, 255).astype(np.uint8), 12, constant_values=255).repeat(3)
-    found = zxingcpp.read_barcodes(
+    barcodes = zxingcpp.read_barcodes(
         np.tile(row, (40, 1)), formats=zxingcpp.barcode_formats_from_str("Code128")
     )
-    return found[0] if found else None
+    return barcodes[0] if barcodes else None
 
 
 def _pattern(widths: str) -> np.ndarray:
@@ -300,15 +300,15 @@ def _templates() -> list[_Templates]:
 
     # A symbol begins with ink and ends with paper; anything farther away is unknown.
     paper, last, first = [0.0] * _PAD, [0.4, 0.3, 0.0], [1.0, 0.5, 0.5]
-    found = []
+    templates = []
     for blur in blurs:
-        data = np.array([blurred(last, each, first, blur) for each in _patterns()[:_DATA]])
+        data = np.array([blurred(last, modules, first, blur) for modules in _patterns()[:_DATA]])
         stop = blurred(last, _pattern(_STOP), paper, blur)
         ends = np.array(
-            [np.concatenate([blurred(paper, each, first, blur), stop]) for each in _patterns()[_START:]]
+            [np.concatenate([blurred(paper, modules, first, blur), stop]) for modules in _patterns()[_START:]]
         )
         middles = ends.sum(axis=1, keepdims=True) / ends.shape[1]
         shape = ends - middles
-        squares = [np.square(each).sum(axis=1) for each in (data, shape)]
-        found.append(_Templates(data, squares[0], shape, squares[1], middles))
-    return found
+        squares = [np.square(rows).sum(axis=1) for rows in (data, shape)]
+        templates.append(_Templates(data, squares[0], shape, squares[1], middles))
+    return templates

@@ -26,9 +26,9 @@ def find_boxes(probabilities: np.ndarray) -> np.ndarray:
     sizes = np.array([size for _, size, _ in rectangles], np.float32).reshape(-1, 2)
     large = np.flatnonzero(sizes.min(axis=1, initial=np.inf) >= MIN_REGION_PX)
     scored = [(_score(probabilities, cv2.boxPoints(rectangles[place])), place) for place in large]
-    sure = sorted((each for each in scored if each[0] >= MIN_SCORE), reverse=True)[:MAX_LINES]
+    sure = sorted((region for region in scored if region[0] >= MIN_SCORE), reverse=True)[:MAX_LINES]
     boxes = [_grown(rectangles[place]) for _, place in sure]
-    kept = [cv2.boxPoints(each) for each in boxes if min(each[1]) >= MIN_BOX_PX]
+    kept = [cv2.boxPoints(box) for box in boxes if min(box[1]) >= MIN_BOX_PX]
     return clockwise(np.array(kept, np.float32).reshape(-1, 4, 2))
 
 
@@ -46,11 +46,11 @@ def clockwise(corners: np.ndarray) -> np.ndarray:
 
 
 def _outer_contours(mask: np.ndarray) -> list[np.ndarray]:
-    """Return the outlines of the largest regions, excluding those of holes."""
+    """Return the outlines of the largest regions, but not of holes."""
     contours, hierarchy = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     outer = [
-        each
-        for each, links in zip(contours, [] if hierarchy is None else hierarchy[0], strict=True)
+        contour
+        for contour, links in zip(contours, [] if hierarchy is None else hierarchy[0], strict=True)
         if links[3] < 0
     ]
     if len(outer) > MAX_REGIONS:

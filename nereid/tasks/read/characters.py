@@ -58,14 +58,14 @@ class Characters:
             InvalidConfig: the file has none.
         """
         try:
-            found = read_metadata(path).get(KEY)
+            text = read_metadata(path).get(KEY)
         except (OSError, ValueError, IndexError) as error:
             raise InvalidConfig(f"cannot read the characters of '{path}': {error}") from None
-        if not found:
+        if not text:
             raise InvalidConfig(
                 f"'{path}': expected the metadata '{KEY}' with one character per line, got none"
             )
-        return cls(split_lines(found))
+        return cls(split_lines(text))
 
     def decode(
         self,
@@ -103,24 +103,24 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         ValueError, IndexError: the file is not a protobuf message.
     """
-    found = {}
+    metadata = {}
     with path.open("rb") as file:
         while file.peek(1):
             number, kind = _tag(file)
             if number == METADATA and kind == BYTES:
                 entry = _entry(file.read(_varint(file)))
-                found[entry.get(ENTRY_KEY, b"").decode()] = entry.get(ENTRY_VALUE, b"").decode()
+                metadata[entry.get(ENTRY_KEY, b"").decode()] = entry.get(ENTRY_VALUE, b"").decode()
             else:
                 _skip(file, kind)
-    return found
+    return metadata
 
 
 def _entry(message: bytes) -> dict[int, bytes]:
-    file, found = io.BytesIO(message), {}
+    file, fields = io.BytesIO(message), {}
     while file.tell() < len(message):
         number, _ = _tag(file)
-        found[number] = file.read(_varint(file))
-    return found
+        fields[number] = file.read(_varint(file))
+    return fields
 
 
 def _tag(file: BinaryIO) -> tuple[int, int]:

@@ -136,10 +136,10 @@ class DocumentField(Struct):
 async def fields(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """List the fields that a model finds, and the carriers whose numbers it knows."""
     config = await asyncio.to_thread(gateway.models.source.config, request.model.name)
-    found = await asyncio.to_thread(fields_of, config) if config else []
-    if not found:
+    entries = await asyncio.to_thread(fields_of, config) if config else []
+    if not entries:
         raise Failure("not_found", f"this gateway does not know the fields of '{request.model.name}'")
-    return json_response(found)
+    return json_response(entries)
 
 
 def fields_of(config: ModelConfig) -> list[DocumentField]:

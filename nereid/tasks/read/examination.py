@@ -57,23 +57,23 @@ class LineExamination:
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the lines of the golden images in reading order, each cut out as the reader does it."""
-        cut, name, found = self._cutter(), config.inputs[0].name, list[NetworkInput]()
+        cut, name, inputs = self._cutter(), config.inputs[0].name, list[NetworkInput]()
         for path in self._images:
             try:
                 lines = cut(path.read_bytes())
             except ServingError as error:
                 raise Rejected(f"golden image '{path}': {error}") from None
             for place, line in enumerate(lines[:MAX_LINES], 1):
-                found.append(NetworkInput(f"line {place} of {path.name}", {name: line}, image=str(path)))
-        if not found:
+                inputs.append(NetworkInput(f"line {place} of {path.name}", {name: line}, image=str(path)))
+        if not inputs:
             names = ", ".join(f"'{path}'" for path in self._images)
             raise Rejected(f"golden images {names}: expected lines of text, found none; fix: --images")
-        return found
+        return inputs
 
     def pair(self, samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
         """Return the two widest lines at the same width; if there is only one, the second is half of it."""
         (name,) = samples[0].inputs
-        first, *others = sorted(samples, key=lambda each: -each.inputs[name].shape[-1])
+        first, *others = sorted(samples, key=lambda sample: -sample.inputs[name].shape[-1])
         wide = first.inputs[name]
         second = others[0].inputs[name] if others else wide[..., : wide.shape[-1] // 2]
         padded = np.zeros_like(wide)
@@ -82,11 +82,11 @@ class LineExamination:
 
     def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
         """Return whether the lines have the same text, except for a few characters."""
-        expected, found = (
+        expected, got = (
             "\n".join(self._decoded(self._new, "a batch of lines", row)[0] for row in rows)
             for rows in (alone, together)
         )
-        return error_rate(expected, found) <= MAX_BATCH_ERRORS
+        return error_rate(expected, got) <= MAX_BATCH_ERRORS
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
@@ -109,8 +109,8 @@ class LineExamination:
         """Yield the character error rate of each image."""
         old, new = self._texts(self._old, samples, before), self._texts(self._new, samples, after)
         for image, lines in old.items():
-            found = ReadingOutputs().compare(_response(lines), _response(new[image]))
-            yield OutputChange(found.distance, self._describe(image, found.distance, lines, new[image]))
+            distance = ReadingOutputs().compare(_response(lines), _response(new[image])).distance
+            yield OutputChange(distance, self._describe(image, distance, lines, new[image]))
 
     def _describe(self, image: str, distance: float, before: Sequence[str], after: Sequence[str]) -> str:
         lost = next((line for line in before if line not in after), "")
@@ -141,12 +141,12 @@ class LineExamination:
         self, characters: Characters, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> dict[str, list[str]]:
         """Return the lines that the reader would return for each image; empty for an image without lines."""
-        found: dict[str, list[str]] = {str(path): [] for path in self._images}
+        lines: dict[str, list[str]] = {str(path): [] for path in self._images}
         for sample, arrays in zip(samples, outputs, strict=True):
             text, confidence = self._decoded(characters, sample.name, arrays)
             if text.strip() and confidence >= self._settings.min_confidence:
-                found[sample.image].append(text)
-        return found
+                lines[sample.image].append(text)
+        return lines
 
     def _decoded(self, characters: Characters, name: str, outputs: Arrays) -> tuple[str, float]:
         index, probability = self._best(outputs)

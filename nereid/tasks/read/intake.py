@@ -233,7 +233,7 @@ class ReaderIntake:
         (image,) = signature.inputs
         line, best = TENSORS["network"]
         tensors = (
-            ServedTensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=False)
+            ServedTensor(name, kind.datatype, kind.dims) for name, kind in zip(outputs, best, strict=False)
         )
         return ServingSettings(ServedTensor(image, line.datatype, line.dims), tuple(tensors))
 

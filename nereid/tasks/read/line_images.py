@@ -73,7 +73,7 @@ class UprightDecoder:
 
 def _shrink(image: EncodedImage) -> int:
     allowed = max(image.size_wh) // MAX_SIDE_PX
-    return max((each for each in SHRINKS if each <= min(image.max_shrink, allowed)), default=1)
+    return max((factor for factor in SHRINKS if factor <= min(image.max_shrink, allowed)), default=1)
 
 
 def _reduced(pixels: np.ndarray) -> np.ndarray:
@@ -127,8 +127,8 @@ class DetectorInput:
 
     def positions(self, points: np.ndarray) -> np.ndarray:
         """Convert points float32[..., 2] in the tensor to pixel positions."""
-        found: np.ndarray = points * self.scale_xy - self.offset_xy
-        return found
+        positions: np.ndarray = points * self.scale_xy - self.offset_xy
+        return positions
 
 
 def network_size(width: int, height: int) -> tuple[int, int]:

@@ -35,11 +35,11 @@ MAJORITY = 0.6
 
 def upside_down(network: Network, lines: Sequence[np.ndarray]) -> np.ndarray:
     """Return the probability that each line uint8[48, W, 3] is upside down, float32[N]."""
-    found = np.zeros(len(lines), np.float32)
+    probabilities = np.zeros(len(lines), np.float32)
     for start in range(0, len(lines), MAX_ROWS):
         rows = [_squeezed(line) for line in lines[start : start + MAX_ROWS]]
-        found[start : start + len(rows)] = network(stacked(rows, WIDTH_PX))[:, 1]
-    return found
+        probabilities[start : start + len(rows)] = network(stacked(rows, WIDTH_PX))[:, 1]
+    return probabilities
 
 
 def _squeezed(line: np.ndarray) -> np.ndarray:
@@ -144,8 +144,8 @@ def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: Limit
         InvalidImage: the file is not an image, is damaged, or exceeds the limits.
     """
     times = StageTimes()
-    found = find_lines(UprightDecoder(limits)(encoded, times), detect, direction, times)
-    lines = [found.crops[place] for place in reading_order(found.boxes[: len(found)])]
+    image_lines = find_lines(UprightDecoder(limits)(encoded, times), detect, direction, times)
+    lines = [image_lines.crops[place] for place in reading_order(image_lines.boxes[: len(image_lines)])]
     return [stacked([line], width) for line in lines for _, width in batches([line.shape[1]])]
 
 
@@ -156,14 +156,14 @@ def _turned_lines(
         prepared = DetectorInput(pixels)
         probabilities = detect(prepared.tensor)[0, 0]
     with times.stage("boxes"):
-        found = find_boxes(probabilities)
-        if len(found) > max_lines:
+        regions = find_boxes(probabilities)
+        if len(regions) > max_lines:
             raise InvalidImage(
-                f"expected at most {max_lines} lines of text in an image, got {len(found)} or more; "
+                f"expected at most {max_lines} lines of text in an image, got {len(regions)} or more; "
                 "fix: send parts of it"
             )
         height, width = pixels.shape[:2]
-        boxes = along_text(prepared.positions(found))
+        boxes = along_text(prepared.positions(regions))
         boxes = np.clip(boxes, 0, np.array([width - 1, height - 1], np.float32))
     with times.stage("crops"):
         crops = [cut(pixels, box) for box in boxes]

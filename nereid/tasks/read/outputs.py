@@ -59,18 +59,18 @@ def edit_distance(expected: str, got: str) -> int:
     """Return the smallest number of characters to insert, delete or replace."""
     if expected == got:
         return 0
-    columns = np.array([ord(each) for each in got], np.int32)
+    columns = np.array([*map(ord, got)], np.int32)
     places = np.arange(len(got) + 1)
     row = places.copy()
-    for place, each in enumerate(expected, 1):
-        kept = np.minimum(row[:-1] + (columns != ord(each)), row[1:] + 1)
+    for place, character in enumerate(expected, 1):
+        kept = np.minimum(row[:-1] + (columns != ord(character)), row[1:] + 1)
         # Each inserted column costs 1: subtract that slope, take a running minimum, and add it back.
         row = np.minimum.accumulate(np.concatenate(([place], kept)) - places) + places
     return int(row[-1])
 
 
 def _text(outputs: Arrays) -> str:
-    return "\n".join(each.decode(errors="replace") for each in outputs[TEXT].ravel())
+    return "\n".join(line.decode(errors="replace") for line in outputs[TEXT].ravel())
 
 
 def _values(outputs: Arrays) -> dict[tuple[str, int], Any]:

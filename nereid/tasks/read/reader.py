@@ -46,7 +46,7 @@ class Networks:
         detect: [1, 3, H, W] to probabilities of text float32[1, 1, H, W].
         direction: [N, 3, 48, 192] to probabilities float32[N, 2] of upright and upside down.
         recognise: [N, 3, 48, W] to the best class of each step int[N, T], and its probability float32[N, T],
-            perhaps followed by those of the next best class.
+            perhaps followed by both for the next best class.
     """
 
     detect: Network
@@ -174,7 +174,7 @@ class TextReader:
         """
         checks = checks or [_no_check] * len(images)
         networks = networks or [self._networks] * len(images)
-        files = [self._open(*each) for each in zip(images, checks, networks, strict=True)]
+        files = [self._open(*job) for job in zip(images, checks, networks, strict=True)]
         self.times, self.barcodes = [file.times for file in files], [file.barcodes for file in files]
         self.sizes_wh = [file.sizes_wh for file in files]
         self._recognise([page for file in files if (page := self._next_page(file))])
@@ -213,10 +213,10 @@ class TextReader:
                 with file.times.stage("barcodes"):
                     barcodes = find_barcodes(image)
             detect, direction = file.networks.detect, file.networks.direction
-            found = find_lines(image, detect, direction, file.times, self._max_lines)
-            if number > 1 and not len(found):  # other pages are checked before their lines are recognised
+            lines = find_lines(image, detect, direction, file.times, self._max_lines)
+            if number > 1 and not len(lines):  # other pages are checked before their lines are recognised
                 self._check_time(file)
-            return _Page(file, found, barcodes)
+            return _Page(file, lines, barcodes)
         except Exception as error:  # a bad image must not fail the others
             file.fail(error, number)
             return None
@@ -229,7 +229,7 @@ class TextReader:
         """Recognise the lines of several pages together, and add them to their files."""
         places = [(page, line) for page in pages for line in range(len(page.found.crops))]
         for group, width in batches([page.found.crops[line].shape[1] for page, line in places]):
-            self._recognise_group([places[each] for each in group], width)
+            self._recognise_group([places[index] for index in group], width)
         for page in pages:
             if not page.file.error:
                 number = len(page.file.sizes_wh)
@@ -273,9 +273,9 @@ class TextReader:
         places = [_better(page, line) for line in range(len(page.found))]
         boxes = page.found.boxes[places]
         lines = []
-        for each in reading_order(boxes):
-            text, confidence, others = page.texts[places[each]]
-            lines.append(RecognisedLine(text, confidence, boxes[each], others=others))
+        for index in reading_order(boxes):
+            text, confidence, others = page.texts[places[index]]
+            lines.append(RecognisedLine(text, confidence, boxes[index], others=others))
         return [
             line
             for line in lines
@@ -287,7 +287,7 @@ class TextReader:
 
 def _better(page: _Page, line: int) -> int:
     other = page.found.others.get(line, line)
-    return max(line, other, key=lambda each: (bool(page.texts[each][0].strip()), page.texts[each][1]))
+    return max(line, other, key=lambda index: (bool(page.texts[index][0].strip()), page.texts[index][1]))
 
 
 def _probe(image: UprightImage, networks: Networks) -> FoundLines:

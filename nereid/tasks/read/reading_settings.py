@@ -78,7 +78,7 @@ class ReadingSettings:
 
     @property
     def network_overrides(self) -> dict[str, str]:
-        """Return parameters that override those of each in-process network."""
+        """Return parameters that override each in-process network's."""
         threads = self.intra_op_thread_count
         return {"intra_op_thread_count": str(threads)} if threads else {}
 
@@ -128,7 +128,7 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
     )
     for side, wanted, given in (("input", INPUTS, config.inputs), ("output", outputs, config.outputs)):
         expected, got = (
-            ", ".join(f"'{each.name}' {each.type_and_dims}" for each in tensors)
+            ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in tensors)
             for tensors in (wanted, given)
         )
         if expected != got:
@@ -162,7 +162,7 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
     for side, wanted, given in (("inputs", [taken], network.inputs), ("outputs", returned, network.outputs)):
         if len(wanted) != len(given) or not all(map(_takes, wanted, given)):
             kinds = (
-                ", ".join(each.type_and_dims for each in tensors) or "none" for tensors in (wanted, given)
+                ", ".join(tensor.type_and_dims for tensor in tensors) or "none" for tensors in (wanted, given)
             )
             yield "'{}', {} of '{}': expected {}, got {}".format(part, side, network.name, *kinds)
 

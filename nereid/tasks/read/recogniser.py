@@ -44,8 +44,8 @@ def adapt_file(
 
     def change(model: Any) -> tuple[tuple[str, Adapted], list[str]]:
         changes = fit_runtimes(model)
-        found = adapt(model, choices, activation)
-        return (inputs(model)[0].name, found), [*changes, *found.changes]
+        result = adapt(model, choices, activation)
+        return (inputs(model)[0].name, result), [*changes, *result.changes]
 
     (image, (outputs, _, notes)), changes = change_file(path, change)
     if names:
@@ -119,11 +119,11 @@ def _best_classes(model: Any) -> list[Any]:
         [output for output in model.graph.output if output.type.tensor_type.elem_type == kind]
         for kind in KINDS
     )
-    found = [tensor for pair in zip(indices, probabilities, strict=False) for tensor in pair]
-    fits = len(found) == len(model.graph.output) <= 2 * len(OUTPUTS) and all(
-        len(dims(tensor)) == 2 for tensor in found
+    tensors = [tensor for pair in zip(indices, probabilities, strict=False) for tensor in pair]
+    fits = len(tensors) == len(model.graph.output) <= 2 * len(OUTPUTS) and all(
+        len(dims(tensor)) == 2 for tensor in tensors
     )
-    return found if fits else []
+    return tensors if fits else []
 
 
 def _classes(model: Any, output: str) -> Any:

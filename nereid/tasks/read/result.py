@@ -189,7 +189,7 @@ def _field(entry: Mapping[str, Any]) -> Field:
         float(entry["confidence"]),
         None if entry["box"] is None else _corners(entry["box"]),
         entry["valid"],
-        tuple(Correction(each["position"], each["from"], each["to"]) for each in entry["corrected"]),
+        tuple(Correction(swap["position"], swap["from"], swap["to"]) for swap in entry["corrected"]),
         # Servers of older releases do not return these.
         entry.get("proof"),
         entry.get("carrier"),

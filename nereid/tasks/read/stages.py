@@ -79,10 +79,10 @@ class StageTimes:
 
     def milliseconds(self) -> dict[str, float]:
         """Return the time of each stage that ran; shared stages count in full."""
-        found: dict[str, float] = {}
+        times_ms: dict[str, float] = {}
         for name, begin_ns, end_ns in self._runs:
-            found[name] = found.get(name, 0.0) + (end_ns - begin_ns) / 1e6
-        return found
+            times_ms[name] = times_ms.get(name, 0.0) + (end_ns - begin_ns) / 1e6
+        return times_ms
 
     def spans(self) -> list[dict[str, Any]]:
         """Return the stage runs as spans; the first one carries the facts about the image."""

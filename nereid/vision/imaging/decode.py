@@ -273,7 +273,7 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers, plain: byte
     options = {"colorspace": image.colorspace, "min_height": height, "min_width": width, "buffer": memory}
     try:
         pixels: np.ndarray = simplejpeg.decode_jpeg(encoded, **options)
-    except Exception as error:  # warnings raise, too; damaged files also raise KeyError and more
+    except Exception as error:  # warnings also raise, and damaged files KeyError and more
         if not HARMLESS.search(str(error)):
             raise _damaged(image, error) from None
         try:

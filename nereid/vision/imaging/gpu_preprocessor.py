@@ -198,16 +198,16 @@ class GpuPreprocessor:
         with self.on_device():
             outcomes = self.decode(images)
             decoded.record(self.stream)
-            self.resize([each.source if isinstance(each, Decoded) else None for each in outcomes], slot)
+            self.resize([image.source if isinstance(image, Decoded) else None for image in outcomes], slot)
             taken.is_read.record(self.stream)
             taken.owners.append(outcomes)
         self._next_buffers = (self._next_buffers + 1) % DECODE_BUFFER_COUNT
-        return [each if isinstance(each, ServingError) else None for each in outcomes]
+        return [outcome if isinstance(outcome, ServingError) else None for outcome in outcomes]
 
     def release(self) -> None:
         """Release everything that the device has read; call this only when nothing is enqueued."""
-        for each in self._decode_buffers:
-            each.owners = []
+        for buffers in self._decode_buffers:
+            buffers.owners = []
 
     @property
     def held_bytes(self) -> int:
@@ -281,13 +281,13 @@ class GpuPreprocessor:
         if not files:
             return []
         kept = self._decode_buffers[self._next_buffers]
-        streams = [nvimgcodec.CodeStream(each) for each in files]
+        streams = [nvimgcodec.CodeStream(file) for file in files]
         reused = {"images": kept.images[: len(files)]} if len(files) <= len(kept.images) else {}
         kept.owners.append(streams)
         surfaces = self._decoder.decode(streams, params=self._params, cuda_stream=self.stream.ptr, **reused)
         if all(surface is not None for surface in surfaces):
             kept.keep(surfaces)
-        else:  # the other images' sizes may have changed, too
+        else:  # the other images' sizes may also have changed
             kept.images, kept.sizes = [], []
         return list(surfaces)
 

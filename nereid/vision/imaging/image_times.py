@@ -50,7 +50,7 @@ class ImageTimes:
             "height": self.size_wh[1],
         }
         decoded_ns = self._decoded_ns or self._end_ns
-        found = [{"name": "decode", "begin": self._begin_ns, "end": decoded_ns, "about": about}]
+        spans = [{"name": "decode", "begin": self._begin_ns, "end": decoded_ns, "about": about}]
         if self._decoded_ns:
-            found.append({"name": "resize", "begin": decoded_ns, "end": self._end_ns, "about": {}})
-        return found
+            spans.append({"name": "resize", "begin": decoded_ns, "end": self._end_ns, "about": {}})
+        return spans

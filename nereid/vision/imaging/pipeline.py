@@ -38,7 +38,7 @@ class Batch:
     @property
     def device_failure(self) -> DeviceFailed | None:
         """The first `DeviceFailed` in `outcomes`, or None."""
-        return next((each for each in self.outcomes if isinstance(each, DeviceFailed)), None)
+        return next((outcome for outcome in self.outcomes if isinstance(outcome, DeviceFailed)), None)
 
 
 class Pipeline:
@@ -128,19 +128,19 @@ def by_request(
         errors, times: one per image of `images_of`, in the order of the tensor's rows.
     """
     outcomes: list[slice | ServingError] = []
-    found: list[Sequence[ImageTimes]] = []
+    image_times: list[Sequence[ImageTimes]] = []
     start = 0
     for images in requests:
         if isinstance(images, ServingError):
             outcomes.append(images)
-            found.append(())
+            image_times.append(())
             continue
         rows = slice(start, start + len(images))
         bad = {i: error for i, error in enumerate(errors[rows]) if error is not None}
         outcomes.append(_merge(bad, len(images)) if bad else rows)
-        found.append(times[rows])
+        image_times.append(times[rows])
         start = rows.stop
-    return outcomes, found
+    return outcomes, image_times
 
 
 def _on_cpu(

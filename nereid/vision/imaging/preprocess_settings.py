@@ -70,7 +70,7 @@ class Resources:
 
 # Parameters of a `preprocess` model. Its output determines the transform's other fields.
 PARAMETERS = {
-    each.name for each in (*fields(Transform), *fields(Limits), *fields(Resources), *fields(Shorthand))
+    field.name for field in (*fields(Transform), *fields(Limits), *fields(Resources), *fields(Shorthand))
 }
 PARAMETERS -= {"height_px", "width_px", "datatype"}
 

@@ -168,7 +168,7 @@ def preview(settings: PreprocessSettings, images: Mapping[str, bytes]) -> Previe
         if error is not None:
             raise error
     inputs = preprocessor.tensor.astype(np.float32)
-    pixels = np.concatenate([_pixels(transform, each) for each in inputs], axis=1)
+    pixels = np.concatenate([_pixels(transform, tensor) for tensor in inputs], axis=1)
     with io.BytesIO() as file:
         Image.fromarray(pixels).save(file, "PNG")
         return Preview(file.getvalue(), float(inputs.min()), float(inputs.max()))

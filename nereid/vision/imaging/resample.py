@@ -185,7 +185,7 @@ def estimate(shrink: int) -> np.ndarray:
     """Return the weights float64[shrink, 2 * REACH + 1] of block averages that estimate a block's pixels.
 
     This is the best linear unbiased estimate if the difference of two pixels grows with their distance.
-    Without it, the blur of the averages would add to that of the filter.
+    Without it, the blur of the averages would add to the filter's.
 
     Source: ordinary kriging with a linear variogram; Cressie, Statistics for Spatial Data, 1993.
     """

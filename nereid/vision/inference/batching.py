@@ -52,16 +52,16 @@ class Batching:
             InvalidConfig: this backend does not support a kind or datatype.
         """
         scattered = {}
-        for each in config.document.get("batch_output", ()):
-            for name in each["target_name"]:
-                (scattered[name],) = each["source_input"]
+        for output in config.document.get("batch_output", ()):
+            for name in output["target_name"]:
+                (scattered[name],) = output["source_input"]
         return cls(
             max_batch_size=config.max_batch_size,
             ragged=frozenset(tensor.name for tensor in config.inputs if tensor.is_ragged),
             batch_inputs=tuple(
-                _batch_input(config, each, name)
-                for each in config.document.get("batch_input", ())
-                for name in each["target_name"]
+                _batch_input(config, entry, name)
+                for entry in config.document.get("batch_input", ())
+                for name in entry["target_name"]
             ),
             scattered=scattered,
         )
@@ -83,9 +83,9 @@ class Batching:
             name: concatenate([self._flat(name, request[name]) for request in requests])
             for name in requests[0]
         }
-        for each in self.batch_inputs:
-            shapes = [np.shape(request[each.source]) for request in requests]
-            inputs[each.name] = BATCH_VALUES[each.kind](shapes).astype(each.dtype)
+        for batch_input in self.batch_inputs:
+            shapes = [np.shape(request[batch_input.source]) for request in requests]
+            inputs[batch_input.name] = BATCH_VALUES[batch_input.kind](shapes).astype(batch_input.dtype)
         return inputs
 
     def scatter(self, outputs: Arrays, requests: Sequence[Arrays]) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def _batch_input(config: ModelConfig, entry: Mapping[str, Any], name: str) -> Ba
     kind = entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_")
     datatype = entry.get("data_type", "")
     if kind not in BATCH_VALUES or datatype not in DTYPES:
-        kinds = ", ".join(f"BATCH_{each}" for each in BATCH_VALUES)
+        kinds = ", ".join(f"BATCH_{choice}" for choice in BATCH_VALUES)
         raise InvalidConfig(
             f"model '{config.name}', batch input '{name}': expected a kind of {kinds} and a datatype of "
             f"{', '.join(DTYPES)}, got BATCH_{kind} and {datatype}"

@@ -181,7 +181,7 @@ class BoundRuns:
         name: name of the only input.
         tensors: one CuPy array [rows, ...] per slot, read by the runs.
         outputs: names of the outputs, which have one row per row of input.
-        sizes: row counts; the largest must be that of the tensors.
+        sizes: row counts; the largest must be the tensors'.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class BoundRuns:
         self._session.run_with_iobinding(binding, _named_graph(NO_GRAPH))
         binding.synchronize_outputs()
         returned = [_array(value, self._device_id) for value in binding.get_outputs()]
-        arrays = {name: cupy.empty_like(each) for name, each in zip(outputs, returned, strict=True)}
+        arrays = {name: cupy.empty_like(array) for name, array in zip(outputs, returned, strict=True)}
         _check_rows(len(tensor), arrays)
         return arrays
 
@@ -245,7 +245,7 @@ class BoundRuns:
         binding = self._session.io_binding()
         for bind, name, array in (
             (binding.bind_input, self._name, tensor[:rows]),
-            *((binding.bind_output, name, each[:rows]) for name, each in self._outputs[slot].items()),
+            *((binding.bind_output, name, output[:rows]) for name, output in self._outputs[slot].items()),
         ):
             bind(name, "cuda", self._device_id, array.dtype.type, array.shape, array.data.ptr)
         options = _named_graph(str(len(self._runs) + 1))

@@ -66,7 +66,7 @@ def zero_requests(config: ModelConfig, sizes: Sequence[int]) -> Iterator[Arrays]
     Raises:
         InvalidConfig: an input has a variable dim, so its shape is unknown.
     """
-    tensors = [each for each in (*config.inputs, *sequence_controls(config)) if not each.is_optional]
+    tensors = [tensor for tensor in (*config.inputs, *sequence_controls(config)) if not tensor.is_optional]
     for rows in sizes:
         yield {tensor.name: _zeros(config, tensor, rows) for tensor in tensors}
 
@@ -278,8 +278,8 @@ class Session:
         try:
             parts = self._run_group(group, names)
         except Exception:  # a bad request must not fail the others
-            return [self._run_alone(request, each) for request, each in zip(group, wanted, strict=True)]
-        return [{name: part[name] for name in each} for part, each in zip(parts, wanted, strict=True)]
+            return [self._run_alone(request, outputs) for request, outputs in zip(group, wanted, strict=True)]
+        return [{name: part[name] for name in outputs} for part, outputs in zip(parts, wanted, strict=True)]
 
     def _run_alone(self, request: Arrays, wanted: Sequence[str]) -> Outcome:
         try:

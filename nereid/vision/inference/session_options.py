@@ -81,7 +81,7 @@ class BackendSettings:
         libraries = flags.get("allowed-op-libraries", "")
         return cls(
             default_max_batch_size=max(0, parse_int(flags.get("default-max-batch-size", "4"))),
-            allowed_op_libraries=frozenset(Path(each).resolve() for each in libraries.split(":") if each),
+            allowed_op_libraries=frozenset(Path(path).resolve() for path in libraries.split(":") if path),
             thread_counts={name: flags.get(name, "0") for name in PARAMETERS} if has_global_pool else {},
             profile=["", *flag_values(words, "--model-config-name")][-1],
             shares_weights=True,
@@ -196,20 +196,20 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
         InvalidConfig: an accelerator or its value is unknown, or a provider is not available.
     """
     accelerators = config.document.get("optimization", {}).get("execution_accelerators", {})
-    found: list[Provider] = []
+    choices: list[Provider] = []
     if config.device_kind == "GPU":
-        found += _gpu_providers(config, accelerators.get("gpu_execution_accelerator", ()))
-    for each in accelerators.get("cpu_execution_accelerator", ()):
-        if each["name"] != "openvino" or OPENVINO not in available:
-            raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")
-        found.append((OPENVINO, {"device_type": "CPU"}))
-    for name, _ in found:
+        choices += _gpu_providers(config, accelerators.get("gpu_execution_accelerator", ()))
+    for accelerator in accelerators.get("cpu_execution_accelerator", ()):
+        if accelerator["name"] != "openvino" or OPENVINO not in available:
+            raise InvalidConfig(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
+        choices.append((OPENVINO, {"device_type": "CPU"}))
+    for name, _ in choices:
         if name not in available:
             raise InvalidConfig(
                 f"model '{config.name}' needs {name} on GPU {config.device_id}: this onnxruntime has only "
                 f"{', '.join(available)}; fix: install onnxruntime-gpu, or use KIND_CPU"
             )
-    return (*found, (CPU, {}))
+    return (*choices, (CPU, {}))
 
 
 def is_slow_at_first(chosen: Sequence[Provider]) -> bool:
@@ -271,7 +271,7 @@ def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:
 
 def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
     """Return the resolved paths of the operator libraries, so that the path checked is the path loaded."""
-    found = []
+    paths = []
     for name in config.document.get("model_operations", {}).get("op_library_filename", ()):
         library = Path(name).resolve()
         if library not in backend.allowed_op_libraries:
@@ -280,29 +280,29 @@ def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
                 f"model '{config.name}', custom operators: expected a library of {allowed}, got '{name}'; "
                 "fix: start the server with --backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH]"
             )
-        found.append(str(library))
-    return found
+        paths.append(str(library))
+    return paths
 
 
 def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]]) -> list[Provider]:
-    found: list[Provider] = []
+    choices: list[Provider] = []
     cuda = _deprecated_cuda_options(config.parameters)
     # Our own parameter, because NVIDIA's backend would replay a graph over buffers that have moved.
     if parse_bool(config.parameters.get(CUDA_GRAPHS, "false")):
         cuda[ENABLE_CUDA_GRAPH] = "1"
     device = {"device_id": str(config.device_id)}
-    for each in accelerators:
-        given = each.get("parameters", {})
-        if each["name"] == "tensorrt":
-            found.append((TENSORRT, tensorrt.options(config, given) | device))
-        elif each["name"] == "cuda":
+    for accelerator in accelerators:
+        given = accelerator.get("parameters", {})
+        if accelerator["name"] == "tensorrt":
+            choices.append((TENSORRT, tensorrt.options(config, given) | device))
+        elif accelerator["name"] == "cuda":
             for key in CUDA_BOOLEANS & given.keys():
                 parse_bool(given[key])
             # NVIDIA's backend lets the deprecated values win; here the more specific value does.
             cuda |= given
         else:
-            raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")
-    return [*found, (CUDA, cuda | device)]
+            raise InvalidConfig(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
+    return [*choices, (CUDA, cuda | device)]
 
 
 def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def open_shared(
     options = settings.options
     try:
         with files.locked_folder(path.parent):
-            # Digest the files under the lock, too: they may change while this instance waits for it.
+            # Also digest the files under the lock: they may change while this instance waits for it.
             folder = place / _key(path, settings)
             if not folder.exists():
                 _write(path, folder, settings, opener)
@@ -114,10 +114,10 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
     options.log_severity_level = ERROR  # ONNX Runtime warns about the intended settings
     try:
         session = opener(path, settings)
-        _arrange(partial, {each.name for each in session.get_inputs()})
+        _arrange(partial, {node.name for node in session.get_inputs()})
         options.optimized_model_filepath, options.log_severity_level = "", verbosity
-        for each in partial.iterdir():
-            files.sync(each)
+        for file in partial.iterdir():
+            files.sync(file)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -127,8 +127,8 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
 def _arrange(folder: Path, inputs: Collection[str]) -> None:
     model = _schema()()
     model.ParseFromString((folder / MODEL).read_bytes())
-    present = {each.name for each in model.graph.initializer}
-    kept = [each for each in model.graph.input if each.name in inputs or each.name in present]
+    present = {weight.name for weight in model.graph.initializer}
+    kept = [tensor for tensor in model.graph.input if tensor.name in inputs or tensor.name in present]
     del model.graph.input[:]
     model.graph.input.extend(kept)
     source, target = folder / WEIGHTS, folder / f"{WEIGHTS}.aligned"
@@ -147,8 +147,8 @@ def _external(graph: Any) -> Iterator[dict[str, Any]]:
             yield {entry.key: entry for entry in tensor.external_data}
     for node in graph.node:
         for attribute in node.attribute:
-            for each in (attribute.g, *attribute.graphs):
-                yield from _external(each)
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from _external(subgraph)
 
 
 def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
@@ -166,7 +166,7 @@ def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
     for key, entry in entries.items():
         if key.startswith("prepacked"):
             entry.value = PLACE.sub(
-                lambda found: f"{copied(int(found[1]), int(found[2]))};{found[2]}", entry.value
+                lambda match: f"{copied(int(match[1]), int(match[2]))};{match[2]}", entry.value
             )
 
 

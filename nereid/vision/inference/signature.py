@@ -138,28 +138,28 @@ def validate(config: ModelConfig, signature: Signature) -> None:
         _check_input(config, tensor, _allowed("input", tensor.name, allowed))
     for target in targets:
         _allowed("input", target, allowed)
-    scattered = {name for each in config.document.get("batch_output", ()) for name in each["target_name"]}
+    scattered = {name for entry in config.document.get("batch_output", ()) for name in entry["target_name"]}
     for tensor in config.outputs:
-        found = _allowed("output", tensor.name, signature.outputs)
-        _check_datatype(config, "output", tensor, found)
+        output = _allowed("output", tensor.name, signature.outputs)
+        _check_datatype(config, "output", tensor, output)
         if tensor.name not in scattered:
-            _check_shape(config, tensor, found.shape, is_exact=True)
+            _check_shape(config, tensor, output.shape, is_exact=True)
 
 
 def batch_targets(config: ModelConfig) -> list[str]:
     """Return the inputs of the network that are computed from the batch itself."""
-    return [name for each in config.document.get("batch_input", ()) for name in each["target_name"]]
+    return [name for entry in config.document.get("batch_input", ()) for name in entry["target_name"]]
 
 
 def sequence_controls(config: ModelConfig) -> list[TensorSpec]:
     """Return the inputs that Triton's sequence batcher adds to every request."""
-    found = []
+    controls = []
     for entry in config.document.get("sequence_batching", {}).get("control_input", ()):
         for control in entry.get("control", ()):
             given = [key for key in ("int32", "fp32", "bool") if control.get(f"{key}_false_true")]
             datatype = f"TYPE_{given[0].upper()}" if given else control["data_type"]
-            found.append(TensorSpec(entry["name"], datatype, (1,), (1,)))
-    return found
+            controls.append(TensorSpec(entry["name"], datatype, (1,), (1,)))
+    return controls
 
 
 def _tensors(nodes: Iterable[Any]) -> dict[str, NetworkTensor]:
@@ -169,9 +169,9 @@ def _tensors(nodes: Iterable[Any]) -> dict[str, NetworkTensor]:
 def _tensor(node: Any) -> NetworkTensor:
     kind, _, element = node.type.removesuffix(")").partition("(")
     if kind != "tensor":
-        found = OTHER_TYPES.get(kind, kind.upper())
+        other = OTHER_TYPES.get(kind, kind.upper())
         raise InvalidConfig(
-            f"Unsupported ONNX Type 'ONNX_TYPE_{found}' for I/O '{node.name}', expected 'ONNX_TYPE_TENSOR'."
+            f"Unsupported ONNX Type 'ONNX_TYPE_{other}' for I/O '{node.name}', expected 'ONNX_TYPE_TENSOR'."
         )
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in node.shape)
     return NetworkTensor(element, shape)

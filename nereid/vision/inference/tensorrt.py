@@ -18,7 +18,7 @@ from nereid.vision.inference.run_sizes import max_run_rows
 
 TENSORRT = "TensorrtExecutionProvider"
 FOLDER = "engines"
-# Triton's names mapped to those of ONNX Runtime's TensorRT provider, where they differ.
+# Triton's names mapped to ONNX Runtime's for TensorRT, where they differ.
 NAMES = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",

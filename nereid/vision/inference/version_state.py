@@ -18,14 +18,14 @@ def folder_of(model: Path, version: int, kind: str) -> Path:
 
 def digest(path: Path, *words: str) -> str:
     """Return a digest of `words` and of the folder of the ONNX file `path`, external data included."""
-    found = hashlib.blake2b(digest_size=16)
-    found.update("\0".join([path.name, *words]).encode())
-    for each in sorted(path.parent.rglob("*")):
-        if each.is_file():
-            with each.open("rb") as file:
-                name = str(each.relative_to(path.parent))
-                found.update(name.encode() + hashlib.file_digest(file, "blake2b").digest())
-    return found.hexdigest()
+    hasher = hashlib.blake2b(digest_size=16)
+    hasher.update("\0".join([path.name, *words]).encode())
+    for entry in sorted(path.parent.rglob("*")):
+        if entry.is_file():
+            with entry.open("rb") as file:
+                name = str(entry.relative_to(path.parent))
+                hasher.update(name.encode() + hashlib.file_digest(file, "blake2b").digest())
+    return hasher.hexdigest()
 
 
 def remove_old(place: Path, suffix: str = "") -> None:
@@ -34,6 +34,6 @@ def remove_old(place: Path, suffix: str = "") -> None:
     Raises:
         OSError: a folder cannot be removed.
     """
-    for each in place.iterdir() if place.exists() else ():
-        if (suffix and each.suffix == suffix) or time.time() - each.stat().st_mtime > KEPT_S:
-            shutil.rmtree(each)
+    for folder in place.iterdir() if place.exists() else ():
+        if (suffix and folder.suffix == suffix) or time.time() - folder.stat().st_mtime > KEPT_S:
+            shutil.rmtree(folder)

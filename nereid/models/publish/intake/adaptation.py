@@ -285,8 +285,8 @@ def _computes_rows(
         together = session.run(None, {session.get_inputs()[0].name: pixels})
     except Exception:  # ONNX Runtime's own exceptions share no base class
         return False
-    pairs = [(place, *each) for place in (0, 1) for each in zip(together, alone[place], strict=True)]
-    return all(_is_row(found, place, row) for place, found, row in pairs)
+    pairs = [(place, *pair) for place in (0, 1) for pair in zip(together, alone[place], strict=True)]
+    return all(_is_row(output, place, row) for place, output, row in pairs)
 
 
 def _is_row(found: np.ndarray, place: int, row: np.ndarray) -> bool:
@@ -313,8 +313,8 @@ def convert_to_fp16(path: Path) -> str:
             raise _refusal(path, f"{type(error).__name__}: {error}") from None
     if len(content) > MAX_BYTES:
         raise _refusal(path, f"it has {len(content):,} bytes in FP16, and a file at most {MAX_BYTES:,}")
-    for each in {path.parent / data.location for data in file.external}:
-        each.unlink()
+    for data_file in {path.parent / data.location for data in file.external}:
+        data_file.unlink()
     path.write_bytes(content)
     return TO_FP16
 

@@ -23,7 +23,7 @@ COLOURS = (GREY, RGB)
 SHAPES = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
 # After the nodes that compute the number of images and the latest shape.
 AFTER_SHAPES = 3
-# Older files list every initializer as an input, too. Source: ONNX, IR.md.
+# Older files also list every initializer as an input. Source: ONNX, IR.md.
 FREE_INITIALIZERS = 4
 
 
@@ -179,7 +179,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
             and not any(attribute.name == "axis" and attribute.i == 0 for attribute in node.attribute)
         ):
             for position, name in enumerate(node.input):
-                weight = next((each for each in model.graph.initializer if each.name == name), None)
+                weight = next((tensor for tensor in model.graph.initializer if tensor.name == name), None)
                 # For example, the class token of a transformer.
                 if weight is not None and [*weight.dims][:1] == [size]:
                     rows = rows or _rows(model, image)
@@ -188,7 +188,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
                     node.input[position] = wide
     used = {name for node in operators(model) for name in node.input}
     unused = {weight.name for weight in model.graph.initializer} - used
-    for values in (model.graph.initializer, model.graph.input):  # older files list weights as inputs, too
+    for values in (model.graph.initializer, model.graph.input):  # older files also list weights as inputs
         left = [value for value in values if value.name not in unused]
         del values[:]
         values.extend(left)
@@ -203,9 +203,9 @@ def _small_constants(model: Any) -> dict[str, list[int]]:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             tensors[node.output[0]] = node.attribute[0].t
     return {
-        name: numpy_helper.to_array(each).tolist()
-        for name, each in tensors.items()
-        if each.data_type == TensorProto.INT64 and len(each.dims) == 1 and not onnx_graph.is_external(each)
+        name: numpy_helper.to_array(value).tolist()
+        for name, value in tensors.items()
+        if value.data_type == TensorProto.INT64 and len(value.dims) == 1 and not onnx_graph.is_external(value)
     }
 
 

@@ -145,8 +145,8 @@ def _names(listed: Any) -> tuple[str, ...]:
         listed = [by_index.get(str(index)) for index in range(len(by_index))]
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         return ()
-    is_named = bool(listed) and all(isinstance(each, str) for each in listed)
-    names = (" ".join(each.encode(errors="replace").decode().split()) for each in listed if is_named)
+    is_named = bool(listed) and all(isinstance(name, str) for name in listed)
+    names = (" ".join(name.encode(errors="replace").decode().split()) for name in listed if is_named)
     return tuple(names)
 
 

@@ -215,7 +215,7 @@ class ImageInput:
         return NetworkChoices((height, width), past.output, past.activation, past.head)
 
     def instance_bytes(self, network_bytes: int) -> int:
-        """Return the memory of the network plus that of a process without one."""
+        """Return the memory of the network plus a process without one."""
         return network_bytes + PROCESS_BYTES
 
 

@@ -75,7 +75,7 @@ def mod_10_1_2(number: str) -> bool:
     body, check = number[:-1], number[-1:]
     if not body or not set(body) <= set(ALPHANUMERIC):
         return False
-    values = [int(each) if each in DIGITS else (ord(each) - 63) % 10 for each in body]
+    values = [int(character) if character in DIGITS else (ord(character) - 63) % 10 for character in body]
     total = sum(value * weight for value, weight in zip(values, cycle((1, 2)), strict=False))
     return check == str(-total % 10)
 

@@ -108,19 +108,18 @@ def read_number(
         others: the second most probable character, or a space, for each one of the text.
     """
     swaps = _swaps(text, others)
-    found = [
+    matches = [
         Match(reading, form, carrier, reading.evidence + _naming(carrier, named))
         for form, carrier in forms
         if (reading := _read(text, form, swaps))
     ]
-    if not found:
+    if not matches:
         return None
-    most = max(each.evidence for each in found)
-    best = next(each for each in found if each.evidence > most - ALIKE)
+    most = max(match.evidence for match in matches)
+    best = next(match for match in matches if match.evidence > most - ALIKE)
     size = len(best.reading.corrections)
-    rivals = {
-        each.reading.value for each in found if len(each.reading.corrections) == size and each.reading.valid
-    }
+    ties = [match.reading for match in matches if len(match.reading.corrections) == size]
+    rivals = {tie.value for tie in ties if tie.valid}
     if size and len(rivals) > 1:
         return Match(NumberReading(text.upper(), False), best.form, None, WRONG_CHECKSUM)
     return best
@@ -135,7 +134,7 @@ def _naming(carrier: Carrier | None, named: frozenset[str]) -> float:
 def _read(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
     shapes, kinds = shapes_by_length(form).get(len(text), ()), tuple(map(str.isdigit, text))
     if judgement := judge(form, text):
-        rarity = min((each for shape in shapes if (each := _rarity(shape, kinds)) is not None), default=0.0)
+        rarity = min((value for shape in shapes if (value := _rarity(shape, kinds)) is not None), default=0.0)
         evidence = rarity + _proof(form, judgement[1])
         given = NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
         proven = _proven(text, form, swaps) if given.valid is False else None
@@ -162,7 +161,7 @@ def _proven(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
                     by_value[value] = min(reading, by_value.get(value, reading), key=_corrections)
         if by_value:
             fewest = min(map(_corrections, by_value.values()))
-            proven = [each for each in by_value.values() if _corrections(each) == fewest]
+            proven = [candidate for candidate in by_value.values() if _corrections(candidate) == fewest]
             if len(proven) == 1:
                 return proven[0]
             is_near = True
@@ -216,7 +215,7 @@ def _corrections(reading: NumberReading) -> int:
 
 def _cost(corrections: tuple[CharacterCorrection, ...]) -> float:
     """Return the evidence against corrections; the same correction at several positions counts once."""
-    kinds = {(each.before, each.after) for each in corrections}
+    kinds = {(correction.before, correction.after) for correction in corrections}
     return sum(
         DIGIT_CORRECTED if before.isdigit() > after.isdigit() else LETTER_CORRECTED for before, after in kinds
     )
@@ -238,14 +237,14 @@ def _rarity(shape: Shape, kinds: tuple[bool, ...]) -> float | None:
             return None
         rarity -= log10(share)
     own = [accepted <= DIGITS for accepted, *_ in shape]
-    return rarity + CHANGE * min(sum(one != other for one, other in pairwise(each)) for each in (kinds, own))
+    return rarity + CHANGE * min(sum(one != other for one, other in pairwise(mask)) for mask in (kinds, own))
 
 
 @cache
 def _share(accepted: frozenset[str], is_digit: bool) -> float:
     """Return the fraction of digits or letters that a position accepts, as is or corrected, 0..1."""
     kind = DIGITS if is_digit else LETTERS
-    fitting = kind & accepted or {each for each in kind if {*LOOK_ALIKES.get(each, "")} & accepted}
+    fitting = kind & accepted or {glyph for glyph in kind if {*LOOK_ALIKES.get(glyph, "")} & accepted}
     return len(fitting) / len(kind)
 
 
@@ -269,8 +268,8 @@ def _corrected(
             options.append(character.upper())
         else:
             wrong += 1
-            fitting = "".join(each for each in LOOK_ALIKES.get(character, "") if each in accepted)
-            count = sum(each[2] for each in shape)
+            fitting = "".join(glyph for glyph in LOOK_ALIKES.get(character, "") if glyph in accepted)
+            count = sum(part[2] for part in shape)
             is_covered = checksum is not None and is_checked and checksum.covers(position, count)
             if wrong > MAX_CORRECTED or not fitting or not (is_covered or len(accepted) == 1):
                 return
@@ -279,7 +278,7 @@ def _corrected(
     places = [place for place, (_, is_value, _) in enumerate(shape) if is_value]
     for chosen in product(*options):
         value = "".join(chosen[place] for place in places)
-        checked = "".join(each for each, (*_, is_checked) in zip(chosen, shape, strict=True) if is_checked)
+        checked = "".join(glyph for glyph, (*_, is_checked) in zip(chosen, shape, strict=True) if is_checked)
         corrections = tuple(
             CharacterCorrection(position, text[place], chosen[place])
             for position, place in enumerate(places)

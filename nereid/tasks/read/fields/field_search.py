@@ -68,12 +68,12 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             has_stop = has_stop or bool(_STOPS.search(gap))
             forms = by_length.get(len(text), ())
             if has_stop and forms:
-                forms = tuple(each for each in forms if not each[0].needs_label or _has_checksum(each))
+                forms = tuple(pair for pair in forms if not pair[0].needs_label or _has_checksum(pair))
             start, end = group.start(), groups[last].end()
             is_part = bool(forms) and _goes_on(row, groups, first, last)
             if is_part:
                 # Letters and a valid checksum distinguish a number from the text next to it.
-                forms = tuple(each for each in forms if _is_clear(each) or text.isdigit())
+                forms = tuple(pair for pair in forms if _is_clear(pair) or text.isdigit())
             elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
                 continue
             read = read_number(text, forms, named, others_of_text) if forms else None
@@ -226,7 +226,7 @@ class FoundField:
             "box": None if self.box is None else np.round(self.box.astype(float), 1).tolist(),
             "valid": self.valid,
             "corrected": [
-                {"position": each.position, "from": each.before, "to": each.after} for each in self.corrected
+                {"position": swap.position, "from": swap.before, "to": swap.after} for swap in self.corrected
             ],
             "proof": self.proof,
             "carrier": self.carrier,
@@ -243,15 +243,15 @@ def find_fields(
     Time is bounded: at most `MAX_LINES` lines are searched, and patterns are bounded by `count_ways`.
     """
     return [
-        _field(name, found) if found else FoundField(name)
-        for name, found in find_candidates(lines, specification, barcodes).items()
+        _field(name, candidates) if candidates else FoundField(name)
+        for name, candidates in find_candidates(lines, specification, barcodes).items()
     ]
 
 
 def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
     best = found[0]
-    near = [each for each in found if each.evidence > best.evidence - MIN_LEAD and not each.agrees(best)]
-    rivals = dict.fromkeys(each.reading.value for each in near)
+    near = [rival for rival in found if rival.evidence > best.evidence - MIN_LEAD and not rival.agrees(best)]
+    rivals = dict.fromkeys(rival.reading.value for rival in near)
     return FoundField(
         name,
         best.reading.value,
@@ -268,7 +268,7 @@ def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
 
 def missing_fields(fields: Sequence[FoundField], specification: Specification) -> list[str]:
     """Return the names of required fields that were not found or have an invalid checksum."""
-    complete = {each.name for each in fields if each.value is not None and each.valid is not False}
+    complete = {entry.name for entry in fields if entry.value is not None and entry.valid is not False}
     return [rule.name for rule in specification.fields if rule.required and rule.name not in complete]
 
 
@@ -280,17 +280,18 @@ def find_candidates(
     A text that matches several fields is assigned to the one with a valid checksum, else the nearest label.
     """
     rows = rows_of(lines)
-    bars, is_continued = [row_of_barcode(*each) for each in barcodes], continued(rows)
-    found = {rule.name: _candidates(rows, bars, is_continued, rule) for rule in specification.fields}
+    bars, is_continued = [row_of_barcode(*barcode) for barcode in barcodes], continued(rows)
+    by_field = {rule.name: _candidates(rows, bars, is_continued, rule) for rule in specification.fields}
     best: dict[Span, tuple[bool, float]] = {}
-    for candidates in found.values():
+    for candidates in by_field.values():
         for key, candidate in candidates.items():
             best[key] = min(candidate.claim, best.get(key, candidate.claim))
     return {
         name: sorted(
-            (each for key, each in candidates.items() if each.claim == best[key]), key=lambda each: each.rank
+            (option for key, option in candidates.items() if option.claim == best[key]),
+            key=lambda option: option.rank,
         )
-        for name, candidates in found.items()
+        for name, candidates in by_field.items()
     }
 
 
@@ -299,12 +300,12 @@ def _candidates(
 ) -> Mapping[Span, FieldCandidate]:
     labels, (goes_on, has_begun) = Labels(rows, rule), is_continued
     said = frozenset(part for row in codes for part in _said(row.text))
-    found: dict[Span, FieldCandidate] = {}
+    candidates: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
     readings = (
-        (number, row, each)
+        (number, row, reading)
         for number, row in enumerate((*rows, *codes))
-        for each in readings_in(row, rule, labels.named)
+        for reading in readings_in(row, rule, labels.named)
     )
     for number, row, (start, end, match, is_part) in islice(readings, MAX_CANDIDATES):
         is_code = number >= len(rows)
@@ -340,14 +341,14 @@ def _candidates(
         if is_part:
             parts.setdefault(number, {})[start, end] = candidate
         elif is_kept or sources == _BARS:
-            found[number, start, end] = candidate
-    is_open = labels.has_own and not any(each.nearness.is_labelled for each in found.values())
-    return _joined(_without_parts(found, parts), is_open)
+            candidates[number, start, end] = candidate
+    is_open = labels.has_own and not any(option.nearness.is_labelled for option in candidates.values())
+    return _joined(_without_parts(candidates, parts), is_open)
 
 
 def _said(text: str) -> tuple[str, ...]:
     """Return the letters and digits of bars, and of each of their parts, such as GS1 elements."""
-    return tuple(_ALPHANUMERIC.sub("", each).upper() for each in (text, *_ALPHANUMERIC.split(text)))
+    return tuple(_ALPHANUMERIC.sub("", part).upper() for part in (text, *_ALPHANUMERIC.split(text)))
 
 
 def _agrees(reading: NumberReading, said: Collection[str]) -> bool:
@@ -358,7 +359,7 @@ def _agrees(reading: NumberReading, said: Collection[str]) -> bool:
     value = reading.value
     return value in said or (
         reading.valid is True
-        and any(each.endswith(value) and len(each) >= len(value) + MIN_CODE for each in said)
+        and any(code.endswith(value) and len(code) >= len(value) + MIN_CODE for code in said)
     )
 
 
@@ -369,24 +370,24 @@ def _joined(found: Mapping[Span, FieldCandidate], is_open: bool) -> Mapping[Span
     part of them, because bars have their own checksum. Other bars count as if they had no label, or as if
     labelled if a label on the page is open, that is no number was read beside it.
     """
-    texts = {key: each for key, each in found.items() if each.sources != _BARS}
-    kept, agreed = dict(texts), {each.reading.value for each in texts.values() if len(each.sources) > 1}
+    texts = {key: text for key, text in found.items() if text.sources != _BARS}
+    kept, agreed = dict(texts), {text.reading.value for text in texts.values() if len(text.sources) > 1}
     doubtful = [
         key
-        for key, each in texts.items()
-        if each.nearness.is_labelled and not each.reading.valid and len(each.sources) == 1
+        for key, text in texts.items()
+        if text.nearness.is_labelled and not text.reading.valid and len(text.sources) == 1
     ]
     doubtful = sorted(doubtful, key=lambda key: texts[key].nearness.distance)[:MAX_MISREAD]
     for key, code in found.items():
         value = code.reading.value
-        if key in texts or any(each in value for each in agreed):
+        if key in texts or any(number in value for number in agreed):
             continue
-        misread = [each for each in doubtful if _is_misread(texts[each].reading.value, value)]
-        for each in misread:
-            kept.pop(each, None)
+        misread = [place for place in doubtful if _is_misread(texts[place].reading.value, value)]
+        for span in misread:
+            kept.pop(span, None)
         if misread:
             kept[key] = replace(code, nearness=texts[misread[0]].nearness)
-        elif not any(each.reading.value in value for each in kept.values()) and (
+        elif not any(candidate.reading.value in value for candidate in kept.values()) and (
             not _needs_label(code) or (is_open and code.reading.valid and not is_repeated(value))
         ):
             kept[key] = code

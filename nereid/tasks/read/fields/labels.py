@@ -35,7 +35,7 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 # Minimum letters and maximum words of a label that is recognised with one wrong letter, which leaves this
 # many letters intact at one end.
 MIN_LETTERS, MAX_WORDS, INTACT = 8, 3, 4
-# Kinds of labels: the field's own, possibly its own, and those of other numbers.
+# Kinds of labels: the field's own, possibly its own, and other numbers'.
 OWN, CUT, OTHERS = "own", "cut", "others"
 
 
@@ -78,10 +78,12 @@ class Labels:
                 self._ends.setdefault(number, []).append(end)
                 places[kind].append(_corners(row, start, end, self._is_number))
         self._own, self._cut, self._other = (
-            np.array(each[:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for each in places.values()
+            np.array(corners[:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for corners in places.values()
         )
         self.has_own = bool(len(self._own) or len(self._cut))
-        carriers = {each.name: label_expression(each.labels) for each in rule.carriers if each.labels}
+        carriers = {
+            carrier.name: label_expression(carrier.labels) for carrier in rule.carriers if carrier.labels
+        }
         self.named = frozenset(
             name for name, words in carriers.items() if any(words.search(row.text) for row in rows)
         )
@@ -96,7 +98,7 @@ class Labels:
             return Nearness(evidence=OTHER)
         if not np.isfinite(distance):
             return Nearness()
-        ends = (each for each in self._ends.get(number, ()) if each <= start)
+        ends = (label_end for label_end in self._ends.get(number, ()) if label_end <= start)
         before = row.text[max(ends, default=0) : start]
         for name in self._names:
             before = name.sub("", before)
@@ -107,10 +109,10 @@ class Labels:
 
 def _labels_of(row: Row, rule: FieldRule, long: _ByLength) -> Iterator[tuple[int, int, str]]:
     """Yield the start, end and kind of a row's labels. A box without one may start with a misread one."""
-    found = list(_labels_in(row.text, rule))
-    yield from found
+    labels = list(_labels_in(row.text, rule))
+    yield from labels
     for piece in row.pieces:
-        if not any(start < piece.end and piece.start < end for start, end, _ in found):
+        if not any(start < piece.end and piece.start < end for start, end, _ in labels):
             end, label = _misread(piece.text, long)
             if end:
                 yield piece.start, piece.start + end, OWN if label in rule.labels else OTHERS
@@ -120,7 +122,7 @@ def _misread(text: str, labels: _ByLength) -> tuple[int, str]:
     """Return where a label with one wrong letter ends that starts a text, and the label; else 0 and ""."""
     words = list(islice(_LETTERS.finditer(text), MAX_WORDS))
     for count in range(len(words), 0, -1):
-        read = "".join(each[0] for each in words[:count]).lower()
+        read = "".join(word[0] for word in words[:count]).lower()
         for length in range(len(read) - 1, len(read) + 2):
             for letters, label in labels.get(length, {}).items():
                 is_alike = letters[:INTACT] == read[:INTACT] or letters[-INTACT:] == read[-INTACT:]
@@ -132,12 +134,12 @@ def _misread(text: str, labels: _ByLength) -> tuple[int, str]:
 @cache
 def _long_labels(labels: tuple[str, ...]) -> _ByLength:
     """Return the labels that are long enough to be recognised with one wrong letter."""
-    found: dict[int, dict[str, str]] = {}
+    by_length: dict[int, dict[str, str]] = {}
     for label in labels:
         letters = "".join(_LETTERS.findall(normalize("NFKC", label))).lower()
         if len(letters) >= MIN_LETTERS:
-            found.setdefault(len(letters), {})[letters] = label
-    return found
+            by_length.setdefault(len(letters), {})[letters] = label
+    return by_length
 
 
 def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:

@@ -62,7 +62,7 @@ class _Piece:
         """Return where part of the row begins and ends in this box, as fractions 0..1 of its width."""
         widths = [
             0,
-            *accumulate(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in self.text),
+            *accumulate(2 if unicodedata.east_asian_width(glyph) in "WF" else 1 for glyph in self.text),
         ]
         first, last = max(start - self.start, 0), min(end, self.end) - self.start
         return widths[first] / max(widths[-1], 1), widths[last] / max(widths[-1], 1)
@@ -78,19 +78,19 @@ class Row:
     @property
     def others(self) -> str:
         """Another possible character for each of the text; a space if there is none."""
-        return " ".join(each.others for each in self.pieces)
+        return " ".join(piece.others for piece in self.pieces)
 
     def confidence(self, start: int, end: int) -> float:
         """Return the lowest confidence of the boxes of a part."""
-        return min(each.confidence for each in self._touched(start, end))
+        return min(piece.confidence for piece in self._touched(start, end))
 
     def is_one_box(self, start: int, end: int) -> bool:
         """Return whether no box begins inside a part."""
-        return not any(start < each.start <= end for each in self.pieces)
+        return not any(start < piece.start <= end for piece in self.pieces)
 
     def box_ends(self, start: int) -> tuple[int, int]:
         """Return the start and end, in the text, of the box containing a character."""
-        box = next(each for each in self.pieces if start < each.end)
+        box = next(piece for piece in self.pieces if start < piece.end)
         return box.start, box.end
 
     def box(self, start: int, end: int) -> np.ndarray:
@@ -103,7 +103,7 @@ class Row:
         return Place(*map(float, (*corners.min(axis=0), *corners.max(axis=0))))
 
     def _touched(self, start: int, end: int) -> list[_Piece]:
-        return [each for each in self.pieces if each.start < end and start < each.end]
+        return [piece for piece in self.pieces if piece.start < end and start < piece.end]
 
     def _corners(self, start: int, end: int, kind: str) -> np.ndarray:
         touched = self._touched(start, end)
@@ -135,7 +135,7 @@ def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
     level = _levelled(boxes)
     following = _following(level)
     heads = sorted(set(range(len(used))) - set(following.values()))
-    found = []
+    rows = []
     for head in heads:
         pieces: list[_Piece] = []
         number: int | None = head
@@ -145,8 +145,8 @@ def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
             others = line.others if len(line.others) == len(line.text) == len(text) else " " * len(text)
             pieces.append(_Piece(boxes[number], level[number], float(line.confidence), start, text, others))
             number = following.get(number)
-        found.append(Row(" ".join(each.text for each in pieces), tuple(pieces)))
-    return found
+        rows.append(Row(" ".join(piece.text for piece in pieces), tuple(pieces)))
+    return rows
 
 
 def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
@@ -166,8 +166,8 @@ def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     tails = [_LAST_DIGITS.search(row.text) for row in rows]
     heads = [_DIGITS.fullmatch(row.text) for row in rows]
     goes_on = (is_below | is_right) & (higher <= MAX_HEIGHT_RATIO * lower)
-    goes_on &= np.array([each is not None for each in heads], bool)
-    goes_on &= np.array([each is not None for each in tails], bool)[:, None]
+    goes_on &= np.array([head is not None for head in heads], bool)
+    goes_on &= np.array([tail is not None for tail in tails], bool)[:, None]
     for first, second in np.argwhere(goes_on).tolist():
         short, long = sorted((_digits(tails[first]), _digits(heads[second])), key=len)
         goes_on[first, second] = len(short) < MIN_CONTAINED or short not in long
@@ -211,11 +211,11 @@ def _following(level: np.ndarray) -> dict[int, int]:
     middle = level[:, :, 0].mean(axis=1)
     fits &= middle[None, :] > middle[:, None]
     cost = np.where(fits, np.abs(gap) + offset, np.inf)
-    found: dict[int, int] = {}
+    followers: dict[int, int] = {}
     taken: set[int] = set()
     candidates = np.argwhere(np.isfinite(cost))
     for number, other in candidates[np.argsort(cost[tuple(candidates.T)], kind="stable")].tolist():
-        if number not in found and other not in taken:
-            found[number] = other
+        if number not in followers and other not in taken:
+            followers[number] = other
             taken.add(other)
-    return found
+    return followers

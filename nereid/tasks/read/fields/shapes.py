@@ -90,13 +90,13 @@ def _ways_of(operation: Any, argument: Any) -> int:
 
 
 def _sequences(tree: Any, inside: frozenset[Any], groups: tuple[int | None, ...]) -> list[_Sequence]:
-    found: list[_Sequence] = [()]
+    sequences: list[_Sequence] = [()]
     for operation, argument in tree:
         further = list(_places(operation, argument, inside, groups))
-        found = [before + after for before in found for after in further]
-        if len(found) > MAX_WAYS:
+        sequences = [before + after for before in sequences for after in further]
+        if len(sequences) > MAX_WAYS:
             raise ValueError(f"expected at most {MAX_WAYS} forms, got more")
-    return found
+    return sequences
 
 
 def _places(
@@ -105,8 +105,8 @@ def _places(
     if operation is code.SUBPATTERN:
         yield from _sequences(argument[-1], inside | {argument[0]} & {*groups}, groups)
     elif operation is code.BRANCH:
-        for each in argument[1]:
-            yield from _sequences(each, inside, groups)
+        for branch in argument[1]:
+            yield from _sequences(branch, inside, groups)
     elif operation in {code.MAX_REPEAT, code.MIN_REPEAT}:
         least, most, body = argument
         for count in range(least, min(int(most), MAX_CHARACTERS) + 1):
@@ -125,5 +125,5 @@ def _accepted(operation: Any, argument: Any) -> frozenset[str]:
     if operation is code.RANGE:
         return frozenset(map(chr, range(argument[0], argument[1] + 1))) & (DIGITS | LETTERS)
     if operation is code.IN:
-        return frozenset().union(*(_accepted(*each) for each in argument))
+        return frozenset().union(*(_accepted(*member) for member in argument))
     raise ValueError(f"expected letters, digits, classes and repetitions, got {str(operation).lower()}")

@@ -99,11 +99,11 @@ class Format(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         if self.checksum != "none" and not self.joined:
             raise ValueError(f"pattern '{self.pattern}': expected joined with a checksum, got false")
         for text, is_expected in (
-            *((each, True) for each in self.examples),
-            *((each, False) for each in self.counterexamples),
+            *((example, True) for example in self.examples),
+            *((example, False) for example in self.counterexamples),
         ):
-            found = judge(self, re.sub(r"[^0-9A-Za-z]", "", text) if self.joined else text)
-            if (found is not None and found[1] is not False) is not is_expected:
+            judgement = judge(self, re.sub(r"[^0-9A-Za-z]", "", text) if self.joined else text)
+            if (judgement is not None and judgement[1] is not False) is not is_expected:
                 kind = "example to fit" if is_expected else "counterexample not to fit"
                 raise ValueError(f"pattern '{self.pattern}': expected the {kind}: '{text}'")
 
@@ -166,7 +166,7 @@ class Specification(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     schema: Annotated[str, Meta(description="For editors.")] = msgspec.field(name="$schema", default="")
 
     def __post_init__(self) -> None:
-        names = [each.name for each in self.fields]
+        names = [rule.name for rule in self.fields]
         if len(set(names)) != len(names):
             raise ValueError(f"names of fields must differ, got {', '.join(names)}")
 
@@ -227,7 +227,7 @@ def judge(form: Format, text: str) -> tuple[str, bool | None] | None:
 
 def is_repeated(value: str) -> bool:
     """Return whether all digits of a number are the same: zeros fulfil any rule, and prove nothing."""
-    return len({each for each in value if each.isdigit()}) == 1 and len(value) > MIN_REPEATED
+    return len({character for character in value if character.isdigit()}) == 1 and len(value) > MIN_REPEATED
 
 
 @cache
@@ -240,24 +240,24 @@ def carrier_formats(rule: FieldRule) -> tuple[CarrierFormat, ...]:
 @cache
 def joined_by_length(rule: FieldRule) -> dict[int, tuple[CarrierFormat, ...]]:
     """Return the joined formats that accept a number of characters, by the number."""
-    found: dict[int, tuple[CarrierFormat, ...]] = {}
+    by_length: dict[int, tuple[CarrierFormat, ...]] = {}
     for form, carrier in carrier_formats(rule):
         least, most = width_range(form.pattern)
         for length in range(least, min(most, MAX_CHARACTERS) + 1) if form.joined else ():
-            found[length] = (*found.get(length, ()), (form, carrier))
-    return found
+            by_length[length] = (*by_length.get(length, ()), (form, carrier))
+    return by_length
 
 
 @cache
 def shapes_by_length(form: Format) -> dict[int, tuple[Shape, ...]]:
     """Return the forms of a pattern by their number of characters; none if it cannot be taken apart."""
-    found: dict[int, dict[Shape, None]] = {}
+    by_length: dict[int, dict[Shape, None]] = {}
     try:
         for shape in shapes(form.pattern):
-            found.setdefault(len(shape), {})[shape] = None
+            by_length.setdefault(len(shape), {})[shape] = None
     except ValueError:
         return {}
-    return {length: tuple(each) for length, each in found.items()}
+    return {length: tuple(forms) for length, forms in by_length.items()}
 
 
 @cache
@@ -266,7 +266,7 @@ def label_expression(labels: tuple[str, ...]) -> re.Pattern[str]:
 
     Punctuation may be missing, or read as another character: `TRK#` is often read as `TRKB`.
     """
-    found = (re.sub(r"\s", "", unicodedata.normalize("NFKC", each)) for each in labels)
-    words = sorted(found, key=len, reverse=True)
-    texts = [r"\s?".join(each if each.isalnum() else r"\S?" for each in word) for word in words]
+    spellings = (re.sub(r"\s", "", unicodedata.normalize("NFKC", label)) for label in labels)
+    words = sorted(spellings, key=len, reverse=True)
+    texts = [r"\s?".join(glyph if glyph.isalnum() else r"\S?" for glyph in word) for word in words]
     return re.compile(rf"(?<![0-9A-Za-z@])(?:{'|'.join(texts)})(?!(?<=[A-Za-z])[A-Za-z])", re.IGNORECASE)

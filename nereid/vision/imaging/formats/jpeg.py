@@ -13,7 +13,7 @@ MAX_SCANS = 32
 MAX_SEGMENTS = 4_096
 START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 APP0, APP1, APP14, APP15, COMMENT = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE
-# In the payload of APP0, the major revision follows this; in that of APP14, six bytes and the transform do.
+# In APP0's payload, the major revision follows this; in APP14's, six bytes and the transform do.
 JFIF, ADOBE = b"JFIF\0", b"Adobe"
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
@@ -32,18 +32,18 @@ def segments(encoded: bytes) -> Iterator[tuple[int, int, bytes]]:
     """
     place = len(MAGIC) - 1
     for number in count():
-        found = _MARKER.search(encoded, place)
-        if not found or (marker := found[0][1]) == START_OF_IMAGE:
+        match = _MARKER.search(encoded, place)
+        if not match or (marker := match[0][1]) == START_OF_IMAGE:
             return
         if marker == END_OF_IMAGE:
-            yield marker, found.end(), b""
+            yield marker, match.end(), b""
             return
         if number == MAX_SEGMENTS:
             raise InvalidImage(
                 f"expected at most {MAX_SEGMENTS} segments in a JPEG, got {number + 1} or more"
             )
-        begin = found.end() + 2
-        place = found.end() + max(2, int.from_bytes(encoded[begin - 2 : begin]))
+        begin = match.end() + 2
+        place = match.end() + max(2, int.from_bytes(encoded[begin - 2 : begin]))
         yield marker, begin, encoded[begin:place]
 
 
@@ -79,10 +79,10 @@ def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] |
     components: bytes | memoryview | None = None
     junk_end = place + _MAX_JUNK_BYTES
     for _ in range(MAX_SEGMENTS):
-        found = _MARKER.search(encoded, place, junk_end)
-        if not found:
+        match = _MARKER.search(encoded, place, junk_end)
+        if not match:
             break
-        marker, begin = found[0][1], found.end() + 2
+        marker, begin = match[0][1], match.end() + 2
         length = max(2, int.from_bytes(encoded[begin - 2 : begin]))
         if marker in START_OF_FRAME and len(head := encoded[begin : begin + 6]) == 6:
             height, width = int.from_bytes(head[1:3]), int.from_bytes(head[3:5])

@@ -39,8 +39,8 @@ def read_header(encoded: bytes | memoryview) -> ImageHeader | None:
     """
     head = bytes(encoded[:32])
     if head.startswith(jpeg.MAGIC):
-        found = jpeg.size_and_scans(encoded)
-        return ImageHeader(True, *found) if found else ImageHeader(True)
+        structure = jpeg.size_and_scans(encoded)
+        return ImageHeader(True, *structure) if structure else ImageHeader(True)
     if head.startswith(png.MAGIC):
         size_wh, is_interlaced = _png(memoryview(encoded))
         return ImageHeader(size_wh=size_wh, passes=1 + is_interlaced)
@@ -67,10 +67,10 @@ def is_pdf(encoded: bytes | memoryview) -> bool:
 
 def _largest(sizes: Iterator[tuple[int, int] | None]) -> tuple[int, int] | None:
     """Return the bounding box of all sizes; None if any is unknown."""
-    found = [*sizes]
-    if not found or None in found:
+    frames = [*sizes]
+    if not frames or None in frames:
         return None
-    return max(each[0] for each in found if each), max(each[1] for each in found if each)
+    return max(frame[0] for frame in frames if frame), max(frame[1] for frame in frames if frame)
 
 
 def _png(encoded: memoryview) -> tuple[tuple[int, int] | None, bool]:
