@@ -59,7 +59,7 @@ check: .venv/.testing  ## check format, lint, types, imports; run the contract t
 	$(BIN)/python -m tools.long_sentences
 	$(BIN)/pytest --quiet tests/contract
 
-fix: .venv/.testing  ## repair format and what lint can repair safely
+fix: .venv/.testing  ## format, and apply lint's safe fixes
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 

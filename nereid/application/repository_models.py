@@ -16,13 +16,16 @@ from nereid.gateway.route_control import RolloutOrder, RolloutState, RouteState,
 from nereid.models.rollout import orders
 from nereid.models.rollout.plan import make_plan
 from nereid.models.rollout.rollout_journal import RolloutActive, RolloutJournals
-from nereid.models.routes import change, location
+from nereid.models.routes import change
 from nereid.models.routes.change import NO_SERVER, SERVED, RunningServer, served_status
 from nereid.models.routes.location import (
+    RouteFileSnapshot,
     RouteLocation,
     find_route,
     find_routes,
     load_present_route,
+    models_with,
+    preprocessing_of,
     read_state,
 )
 from nereid.repository.layout import output_names, versions_there
@@ -49,7 +52,7 @@ class RepositoryModels:
 
     def names(self) -> Sequence[str]:
         """Return the models of each task: its routes, or all such models if the task has no route."""
-        models = (name for task in TASKS for name in location.models_with(self._repository, task.outputs))
+        models = (name for task in TASKS for name in models_with(self._repository, task.outputs))
         return list(dict.fromkeys([*self._first, *models]))
 
     def outputs(self, name: str) -> Collection[str]:
@@ -69,7 +72,7 @@ class RepositoryModels:
         Raises:
             PreviewRefused: it is not an image, or damaged.
         """
-        config = location.preprocessing_of(self._repository, self._pinned(name)[0])
+        config = preprocessing_of(self._repository, self._pinned(name)[0])
         if config is None:
             return None
         try:
@@ -120,7 +123,7 @@ class RepositoryRoute:
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them."""
 
-        def propose(present: location.RouteFileSnapshot) -> change.Proposal:
+        def propose(present: RouteFileSnapshot) -> change.Proposal:
             current = present.route().generation
             if generation is not None and generation != current:
                 text = f"expected generation {generation}, got {current}: the route has changed"

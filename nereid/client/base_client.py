@@ -209,16 +209,16 @@ class BatchSplit(Generic[Value]):
         self._names = names
         self._outcomes: dict[int, Value | ClassifierError | Unusable] = {}
         self._images: dict[int, bytes] = {}
-        for place, image in enumerate(images):
+        for index, image in enumerate(images):
             if isinstance(image, bytes):
-                self._images[place] = image
+                self._images[index] = image
             else:
-                self._outcomes[place] = image
+                self._outcomes[index] = image
         self._requests = deque(_parts(list(self._images), limit))
 
     def next_request(self) -> list[bytes] | None:
         """Return the images for the next request, or None once every image has an outcome."""
-        return [self._images[place] for place in self._requests[0]] if self._requests else None
+        return [self._images[index] for index in self._requests[0]] if self._requests else None
 
     def succeeded(self, results: Sequence[Value]) -> None:
         """Record the results of the current request."""
@@ -226,24 +226,24 @@ class BatchSplit(Generic[Value]):
 
     def failed(self, error: ClassifierError) -> None:
         """Record the error of the current request, and queue the images that may still succeed."""
-        places = self._requests.popleft()
+        indices = self._requests.popleft()
         text = str(error)
-        if (limit := read_batch_limit(text)) and limit < len(places):
+        if (limit := read_batch_limit(text)) and limit < len(indices):
             self.limit = limit
-            self._requests.extendleft(reversed(_parts(places, self.limit)))
-        elif len(places) > 1 and (bad := read_bad_images(text, len(places))):
-            rest = [place for index, place in enumerate(places) if index not in bad.reasons]
+            self._requests.extendleft(reversed(_parts(indices, self.limit)))
+        elif len(indices) > 1 and (bad := read_bad_images(text, len(indices))):
+            rest = [index for number, index in enumerate(indices) if number not in bad.reasons]
             self._outcomes.update(
-                {places[index]: type(error)(bad.prefix + reason) for index, reason in bad.reasons.items()}
+                {indices[number]: type(error)(bad.prefix + reason) for number, reason in bad.reasons.items()}
             )
             # If the list does not match the request, each image is sent on its own.
-            self._requests.extendleft(reversed(_parts(rest, len(places) if bad.reasons else 1)))
+            self._requests.extendleft(reversed(_parts(rest, len(indices) if bad.reasons else 1)))
         else:
-            self._outcomes.update(dict.fromkeys(places, error))
+            self._outcomes.update(dict.fromkeys(indices, error))
 
     def outcomes(self) -> list[Value | ClassifierError]:
         """Return the outcome of each image, in the original order."""
-        return [_named(self._outcomes[place], name) for place, name in enumerate(self._names)]
+        return [_named(self._outcomes[index], name) for index, name in enumerate(self._names)]
 
 
 def _named(outcome: Any, name: str) -> Any:
@@ -258,5 +258,5 @@ def _named(outcome: Any, name: str) -> Any:
     return error
 
 
-def _parts(places: list[int], size: int) -> list[list[int]]:
-    return [places[start : start + size] for start in range(0, len(places), size)]
+def _parts(indices: list[int], size: int) -> list[list[int]]:
+    return [indices[start : start + size] for start in range(0, len(indices), size)]

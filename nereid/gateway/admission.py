@@ -190,7 +190,7 @@ class FairQueue:
         return len(self._queues.get(key_id, ()))
 
     async def take(self, key_id: str, remaining_s: float | None = None) -> None:
-        """Wait for a turn and take it; `leave` ends it.
+        """Wait for a turn and take it; `release` ends it.
 
         Raises:
             TimeoutError: no turn became free in time.
@@ -282,7 +282,7 @@ WINDOW_S, WINDOW_SAMPLES = 0.1, 10
 MAX_WINDOW_S = 1.0
 PROBE_S, PROBE_SAMPLES = 10.0, 30
 QUIET_SMOOTHING = 0.2
-DROP = 0.9
+DECREASE_FACTOR = 0.9
 
 
 class ConcurrencyLimit:
@@ -334,7 +334,7 @@ class ConcurrencyLimit:
 
     def dropped(self) -> None:
         """Record that the server rejected a request because it was overloaded."""
-        self._set(max(self._min_limit, self._limit * DROP))
+        self._set(max(self._min_limit, self._limit * DECREASE_FACTOR))
 
     def _close(self, now_s: float) -> None:
         self.rtt_s = self._sum_s / self._samples
@@ -366,8 +366,8 @@ MAX_WAITING_PER_SLOT = 4
 # Maximum waiting large images per key; each can take several seconds.
 MAX_LARGE_WAITING = 4
 # A large image may take this many times longer than its pixels suggest. A slot is held for at most
-# `MAX_REST_S` after its request has left.
-LARGE_MARGIN, MAX_REST_S = 4, 10.0
+# `MAX_LATE_HOLD_S` after its request has left.
+LARGE_MARGIN, MAX_LATE_HOLD_S = 4, 10.0
 
 
 class Admission:
@@ -564,7 +564,7 @@ class Slot:
         rest_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1) - spent_s
         if self.is_large or costs.most_in_flight(self._key_id, self._model) < sys.maxsize:
             rest_s = max(rest_s, ASSUMED_LEFT_S - spent_s, spent_s)
-        return max(0.0, min(rest_s, MAX_REST_S))
+        return max(0.0, min(rest_s, MAX_LATE_HOLD_S))
 
     def _in_flight_s(self) -> float:
         return max(0.0, self._admission._clock() - self._began_s)

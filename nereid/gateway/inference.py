@@ -371,7 +371,7 @@ async def _admit_and_send(
     except (TimeoutError, asyncio.CancelledError) as error:
         _release_later(slot)
         if isinstance(error, TimeoutError):
-            raise request.late() from None
+            raise request.deadline_failure() from None
         raise
     except BaseException as error:
         if isinstance(error, Failure) and error.is_from_triton and error.code == "deadline_exceeded":

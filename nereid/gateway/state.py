@@ -30,7 +30,7 @@ class Gateway:
     decompressions: FairQueue
     triton: HttpConnectionPool
     requires_keys: bool
-    memory: RecentAnswers
+    recent_answers: RecentAnswers
     tracer: Tracer | None = None
     shared: SharedState | None = None
 
@@ -72,7 +72,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         decompressions=FairQueue(lambda: 1),
         triton=models.triton,
         requires_keys=settings.requires_keys,
-        memory=shared.memory if shared else RecentAnswers(),
+        recent_answers=shared.memory if shared else RecentAnswers(),
         tracer=Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared=shared,
     )

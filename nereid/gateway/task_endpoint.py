@@ -249,7 +249,7 @@ async def run_in_limited_thread(
         async with asyncio.timeout(request.left_s()):
             return await asyncio.shield(running)
     except TimeoutError:
-        raise request.late() from None
+        raise request.deadline_failure() from None
 
 
 def parameters(request: GatewayRequest, known: Mapping[str, Parameter]) -> dict[str, str]:

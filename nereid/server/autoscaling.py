@@ -253,7 +253,7 @@ class CpuWait:
 
 
 @dataclass(slots=True)
-class _Model:
+class _ScaledModel:
     decider: InstanceAutoscaler
     cpu: CpuWait = field(default_factory=CpuWait)
     served: Instances = NOT_LOADED
@@ -282,7 +282,7 @@ class InstanceController:
         self._processes_of, self._change, self._log = processes_of, change, log
         self._bounds: dict[str, InstanceBounds] = {}
         self._read: dict[str, tuple[int, InstanceBounds | None]] = {}
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _ScaledModel] = {}
         self._page: MetricSamples | None = None
         self._page_s = 0.0
 
@@ -305,7 +305,7 @@ class InstanceController:
         """
         began_s, bounds = time.monotonic(), self._bounds
         self._models = {
-            name: self._models.get(name) or _Model(InstanceAutoscaler(limits))
+            name: self._models.get(name) or _ScaledModel(InstanceAutoscaler(limits))
             for name, limits in bounds.items()
         }
         if not bounds:
@@ -326,7 +326,7 @@ class InstanceController:
         return max(0.0, SAMPLE_S - (time.monotonic() - began_s))
 
     def _sample(
-        self, name: str, model: _Model, load: ModelLoad | None, gpu: GpuSample | None
+        self, name: str, model: _ScaledModel, load: ModelLoad | None, gpu: GpuSample | None
     ) -> LoadSample | None:
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
@@ -349,7 +349,7 @@ class InstanceController:
             gpu if model.served.is_on_gpu else None,
         )
 
-    def _carry_out(self, name: str, model: _Model, decision: Decision) -> None:
+    def _carry_out(self, name: str, model: _ScaledModel, decision: Decision) -> None:
         began_s, before, refusal = time.monotonic(), model.served.count, ""
         try:
             self._change(name, decision.count)
@@ -370,7 +370,7 @@ class InstanceController:
         )
         self._log(f"{text}, {took}: {decision.reason}")
 
-    def _log_blocked_once(self, name: str, model: _Model) -> None:
+    def _log_blocked_once(self, name: str, model: _ScaledModel) -> None:
         reason = model.decider.blocked
         if reason and not model.blocked:
             number = f"{model.served.count} of {model.decider.bounds}"

@@ -10,6 +10,13 @@ import numpy as np
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Convert logits to probabilities, float[N, classes]."""
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    result: np.ndarray = powers / powers.sum(1, keepdims=True)
+    return result
+
+
 class Incomparable(ValueError):
     """Two responses cannot be compared: expected is the variant's form, got is the shadow's."""
 

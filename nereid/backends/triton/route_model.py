@@ -31,7 +31,7 @@ from nereid.tasks import outputs_of
 from nereid.tasks.task_outputs import TaskOutputs
 from nereid.vision.imaging.formats.size import LARGE_WORK, work
 
-# Seconds between two looks at the route file.
+# Seconds between two reads of the route file.
 POLL_S = 0.5
 
 

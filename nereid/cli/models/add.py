@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The tasks whose networks can be added.
 ADDED = [task for task in TASKS if task.network]
 # The settings of a proposal that describe its network.
-FORM = ("image", "outputs", "is_channels_last", "is_grey", "classes", "head")
+NETWORK_SETTINGS = ("image", "outputs", "is_channels_last", "is_grey", "classes", "head")
 LAYOUTS = {False: "NCHW", True: "NHWC"}
 
 
@@ -193,7 +193,7 @@ def add(
     """Add an ONNX network under a new name: inspect it, show a summary, and serve it after you confirm."""
     from nereid.models.publish import add as adding
     from nereid.models.publish.add import PROFILES, AddRequest
-    from nereid.models.publish.publisher import served
+    from nereid.models.publish.publisher import describe_served
 
     if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
         raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")
@@ -238,7 +238,7 @@ def add(
         print(f"{error}; nothing has changed", file=sys.stderr)
         return
     latency = format_ms(done.report.latency_ms)
-    line = f"{name}: {served(record)}, {latency} per {units[0]}, {done.seconds:.1f} s"
+    line = f"{name}: {describe_served(record)}, {latency} per {units[0]}, {done.seconds:.1f} s"
     print(line, file=sys.stderr if as_json else sys.stdout)
 
 
@@ -281,7 +281,7 @@ def _document(name: str, proposal: "AddProposal") -> dict[str, Any]:
     intake = proposal.intake
     fields = {key: value for key, value in asdict(proposal).items() if key != "intake"}
     settings, outcomes = fields.pop("settings"), fields.pop("results")
-    form = {key: settings[key] for key in FORM}
+    form = {key: settings[key] for key in NETWORK_SETTINGS}
     results = {kind.results: {} for kind in intakes().values()} | {intake.results: outcomes}
     labels = {"count": len(proposal.labels), "from": proposal.labels_from}
     own = {"task": intake.name, "unit": intake.input.unit, "form": form}

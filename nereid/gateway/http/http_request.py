@@ -178,9 +178,9 @@ class GatewayRequest:
         """
         if (left_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
             return left_s
-        raise self.late()
+        raise self.deadline_failure()
 
-    def late(self) -> Failure:
+    def deadline_failure(self) -> Failure:
         """Return the error response for a request that got no response in time."""
         return Failure("deadline_exceeded", f"no response within {self.limit_s:.3g} s")
 

@@ -202,17 +202,15 @@ class ClientUsages:
 
     def find(self, name: str, limits: ClientLimits) -> ClientUsage:
         """Return the client with the given name and limits, creating it if necessary."""
-        place = name, limits
-        if client := self._known.get(place):
+        if client := self._known.get((name, limits)):
             return client
         if len(self._known) >= MAX_IDLE:
             self._known = {n: usage for n, usage in self._known.items() if usage.connections or usage.calls}
-        given, clock = limits, time.monotonic
-        client = self._known[place] = ClientUsage(
-            given,
-            TokenBucket(given.frames, given.frames_per_s, clock),
-            TokenBucket(given.resets, given.resets_per_s, clock),
-            TokenBucket(given.begins, given.begins_per_s, clock),
+        client = self._known[name, limits] = ClientUsage(
+            limits,
+            TokenBucket(limits.frames, limits.frames_per_s, time.monotonic),
+            TokenBucket(limits.resets, limits.resets_per_s, time.monotonic),
+            TokenBucket(limits.begins, limits.begins_per_s, time.monotonic),
         )
         return client
 

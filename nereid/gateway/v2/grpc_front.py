@@ -274,7 +274,7 @@ SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
 INFER = "ModelInfer"
 OPEN = ("ServerLive", "ServerReady", HEALTH_CHECK)
 MAX_READ_BYTES = 4096
-# ClientLimits for the tensor framing of an image of the maximum size.
+# Allowance for the tensor framing of an image of the maximum size.
 MAX_FRAME_BYTES = 2**20
 # Maximum connections (then the oldest without a key is closed), and open keyless calls of all addresses.
 MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128

@@ -76,10 +76,10 @@ class Published:
     def line(self, record: ServerRecord | None) -> str:
         """Describe what happened in plain words; `record` is the running server."""
         behind = f" as {', '.join(self.pinned)}" if self.pinned else ""
-        return f"{self.model} {self.version}: {served(record)}{behind}, after {self.seconds:.1f} s"
+        return f"{self.model} {self.version}: {describe_served(record)}{behind}, after {self.seconds:.1f} s"
 
 
-def served(record: ServerRecord | None) -> str:
+def describe_served(record: ServerRecord | None) -> str:
     """Say whether a server already serves a change."""
     return "served" if record else "in the repository (no server running)"
 

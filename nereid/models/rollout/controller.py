@@ -44,7 +44,7 @@ from nereid.server.run_dir import ServerRecord
 
 HOOK_TIMEOUT_S = 60.0
 POLL_S = 1.0
-# Looks without a decision are written at intervals of this fraction of the step's duration.
+# Evaluations without a decision are written at intervals of this fraction of the step's duration.
 LINE_PART = 0.01
 FindServer = Callable[[], ServerRecord | None]
 
@@ -70,9 +70,9 @@ def run_hook(hook: str, event: str, rollout: Rollout) -> None:
                 shlex.split(hook), input=body, check=True, timeout=HOOK_TIMEOUT_S, capture_output=True
             )
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        lines = error.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise OperationFailed(
-            f"hook {event} '{hook}' ended with status {error.returncode}: {said[-1]}"
+            f"hook {event} '{hook}' ended with status {error.returncode}: {lines[-1]}"
         ) from None
     except (OSError, ValueError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
         raise OperationFailed(f"hook {event} '{hook}' failed: {error}") from None

@@ -202,7 +202,7 @@ class StepLimits:
     """The limits that a candidate must keep.
 
     `risk` is the probability that a step rolls back a candidate that is as good as its control; `miss_risk`
-    is the probability that it passes one that is worse by an limit's `increase`.
+    is the probability that it passes one that is worse by a limit's `increase`.
     """
 
     events: tuple[EventLimit, ...]

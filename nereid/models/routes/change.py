@@ -119,8 +119,10 @@ def read_metrics(page: MetricSamples, route: str) -> ServedRouteStatus:
     """Return what a metrics page says about one route."""
     labels = {"route": route}
     served: dict[str, tuple[float, str]] = {}
-    files = page.sums(f"{ROUTE_PREFIX}served_since_seconds", "model_instance", "sha256", labels=labels)
-    for (instance, sha256), since in files.items():
+    since_by_file = page.sums(
+        f"{ROUTE_PREFIX}served_since_seconds", "model_instance", "sha256", labels=labels
+    )
+    for (instance, sha256), since in since_by_file.items():
         # A killed process leaves its series behind: the newest one counts.
         served[instance] = max((since, sha256), served.get(instance, (since, sha256)))
     states: dict[tuple[str, str], int] = {}

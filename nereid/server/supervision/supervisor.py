@@ -317,7 +317,7 @@ def touch(folder: Path) -> bool:
 
 
 @dataclass(slots=True)
-class _Model:
+class _RepairHistory:
     """Past repairs of one model."""
 
     back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, RESET_AFTER_S))
@@ -344,7 +344,7 @@ class Supervisor:
     def __init__(self, model_control_mode: str) -> None:
         self._mode = model_control_mode
         self._stubs, self._strikes = KnownStubs(), ProbeStrikes()
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _RepairHistory] = {}
         self._image_models: Collection[str] = ()
         self._dead: list[Stub] = []
         # Processes whose device failed: they still run, but reject every request.
@@ -592,5 +592,5 @@ class Supervisor:
         self._has_ended = True
         return [End(reason)]
 
-    def _of(self, model: str) -> _Model:
-        return self._models.setdefault(model, _Model())
+    def _of(self, model: str) -> _RepairHistory:
+        return self._models.setdefault(model, _RepairHistory())

@@ -100,7 +100,7 @@ class RequestCounts:
 
 
 @dataclass(slots=True)
-class _Model:
+class _ProbedModel:
     """The requests and probes of one model."""
 
     counts: RequestCounts = RequestCounts()
@@ -137,11 +137,11 @@ class Activity:
     """The models of one server that take images; not thread-safe."""
 
     def __init__(self) -> None:
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _ProbedModel] = {}
 
     def poll(self, counts: Mapping[str, RequestCounts], now_s: float) -> set[str]:
         """Apply the counts of all models; return those that have answered requests since the last poll."""
-        self._models = {name: self._models.get(name) or _Model(probed_s=now_s) for name in counts}
+        self._models = {name: self._models.get(name) or _ProbedModel(probed_s=now_s) for name in counts}
         return {name for name, new in counts.items() if self._models[name].poll(new, now_s)}
 
     def take_due(self, now_s: float) -> set[str]:

@@ -197,13 +197,13 @@ def remember(
     if found.labels:
         best, name = found.labels[0], _name(request.key_id, request.request_id, image)
         variant = gateway.metrics.variant_label(found.variant)
-        gateway.memory.remember(name, request.model.name, variant, best.index, best.name)
+        gateway.recent_answers.remember(name, request.model.name, variant, best.index, best.name)
 
 
 async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Compare an answer to the same key with the true class, and count the result once."""
     given = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Feedback)
-    rated = gateway.memory.rate(_name(request.key_id, given.request_id, given.image), given.label)
+    rated = gateway.recent_answers.rate(_name(request.key_id, given.request_id, given.image), given.label)
     if rated is None:
         raise Failure(
             "unknown_request",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereid.base.contract import SCORES
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals, softmax
 
 # Probabilities in FP16 or INT8 do not sum to exactly 1.
 SUM_TOLERANCE = 0.02
@@ -66,13 +66,6 @@ class ClassificationOutputs:
         label = self.class_names[first] if first < len(self.class_names) else str(first)
         about = {"label": label, "confidence": round(confidence[0], 4)}
         return Signals(confidence, np.clip(entropy, 0, 1).tolist(), [int(index) for index in best], (), about)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Convert logits to probabilities, float32[N, classes]."""
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    result: np.ndarray = powers / powers.sum(1, keepdims=True)
-    return result
 
 
 def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> ClassificationOutputs:

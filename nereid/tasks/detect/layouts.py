@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nereid.tasks.task_outputs import softmax
+
 # Pixels per cell of the grids that YOLO networks predict on.
 # Source: Megvii-BaseDetection/YOLOX, models/yolo_head.py.
 STRIDES_PX = (8, 16, 32)
@@ -88,9 +90,7 @@ def yolov8(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
 def detr(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode logits [Q, C + 1], whose last class means no object, and boxes [Q, 4]."""
     logits, boxes = rows
-    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    probabilities = powers / powers.sum(1, keepdims=True)
-    return _queries(probabilities[:, :-1], boxes, frame, threshold)
+    return _queries(softmax(logits.astype(np.float64))[:, :-1], boxes, frame, threshold)
 
 
 def detr_sigmoid(rows: Rows, frame: InputSize, threshold: float) -> Candidates:

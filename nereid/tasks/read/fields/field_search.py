@@ -299,7 +299,7 @@ def _candidates(
     rows: Sequence[Row], codes: Sequence[Row], is_continued: tuple[np.ndarray, np.ndarray], rule: FieldRule
 ) -> Mapping[Span, FieldCandidate]:
     labels, (goes_on, has_begun) = Labels(rows, rule), is_continued
-    said = frozenset(part for row in codes for part in _said(row.text))
+    barcode_parts = frozenset(part for row in codes for part in _said(row.text))
     candidates: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
     readings = (
@@ -316,7 +316,7 @@ def _candidates(
         else:
             nearness = labels.nearness(row, number, start, end)
             is_long = match.form.joined and len(match.reading.value) >= MIN_CODE
-            agrees = is_long and _agrees(match.reading, said)
+            agrees = is_long and _agrees(match.reading, barcode_parts)
             # If bars confirm a number whose checksum does not match, it is a different kind of number.
             counts = nearness.is_labelled or (nearness.evidence == 0 and match.reading.valid is not False)
             sources = (*_BARS, *_TEXT) if agrees and counts else _TEXT
