@@ -8,7 +8,7 @@ from pathlib import Path
 
 # Locust puts this folder first; modules of this folder would hide packages of the same name.
 HERE = Path(__file__).resolve().parent
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+sys.path[:] = [str(HERE.parent), *(entry for entry in sys.path if Path(entry).resolve() != HERE)]
 
 from loadtest.users import locust_events, locust_users  # noqa: E402  after the path
 

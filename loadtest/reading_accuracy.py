@@ -64,26 +64,26 @@ SUMMED = ("in_line", "valid", "certain", "errors", "characters")
 
 def compared(image: Waybill, lines: Sequence[RecognisedLine], number: FoundField) -> record.Row:
     """Return the counts of one image."""
-    found = passages(image.lines, lines, image.ignored)
+    pairs = passages(image.lines, lines, image.ignored)
     return {
         "seed": image.seed,
         "printed": image.tracking_number,
         "answered": number.value,
-        "kind": kind(image.tracking_number, number.value, found),
-        "in_line": image.tracking_number is None or has_number(image.tracking_number, found),
+        "kind": kind(image.tracking_number, number.value, pairs),
+        "in_line": image.tracking_number is None or has_number(image.tracking_number, pairs),
         "valid": number.valid is True,
         "certain": number.certain,
-        "errors": sum(map(errors, found)),
-        "characters": sum(len(each.printed) for each in found),
+        "errors": sum(map(errors, pairs)),
+        "characters": sum(len(pair.printed) for pair in pairs),
     }
 
 
 def summed(images: Sequence[record.Row]) -> record.Row:
     """Return the sums over the images of a set, and their shares."""
-    total, wrong = len(images), [each for each in images if each["kind"]]
-    sums = {name: sum(each[name] for each in images) for name in SUMMED}
+    total, wrong = len(images), [image for image in images if image["kind"]]
+    sums = {name: sum(image[name] for image in images) for name in SUMMED}
     listed = {
-        name: [{key: each[key] for key in ("seed", "printed", "answered")} for each in wrong if each[name]]
+        name: [{key: image[key] for key in ("seed", "printed", "answered")} for image in wrong if image[name]]
         for name in ("valid", "certain")
     }
     return {
@@ -93,10 +93,10 @@ def summed(images: Sequence[record.Row]) -> record.Row:
         "answered_as_valid": _share(sums["valid"], total),
         "valid_right": _share(sums["valid"] - len(listed["valid"]), sums["valid"]),
         "certain": _share(sums["certain"], total),
-        "kinds": {name: sum(each["kind"] == name for each in wrong) for name in KINDS},
+        "kinds": {name: sum(image["kind"] == name for image in wrong) for name in KINDS},
         "character_error_rate": round(sums["errors"] / max(sums["characters"], 1), 5),
         **{name: sums[name] for name in ("valid", "characters")},
-        **{f"wrong_{name}": each for name, each in listed.items()},
+        **{f"wrong_{name}": rows for name, rows in listed.items()},
     }
 
 
@@ -106,7 +106,7 @@ class Readings:
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._end_s = path, time.monotonic() + seconds
         sources = sorted(Path(reading.__path__[0]).glob("*.py"))
-        self._code = hashlib.sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()
+        self._code = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
         self._reader = reader(reads_barcodes=True, max_read_s=math.inf)
         self._engine = cache(partial(RapidOCR, params={"Global.log_level": "error"}))
         rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
@@ -118,9 +118,9 @@ class Readings:
         if key not in self._known:
             if time.monotonic() > self._end_s:
                 return None
-            self._known[key] = found = self._ours(encoded) if name == OURS else self._theirs(encoded)
+            self._known[key] = answer = self._ours(encoded) if name == OURS else self._theirs(encoded)
             with self._path.open("a") as file:
-                file.write(f"{json.dumps((key, *found))}\n")
+                file.write(f"{json.dumps((key, *answer))}\n")
         lines, barcodes = self._known[key]
         return (
             [
@@ -134,50 +134,50 @@ class Readings:
         (lines,) = self._reader.read([encoded])
         if isinstance(lines, ServingError):
             raise lines
-        texts = [(each.text, each.confidence, each.box.tolist(), each.others) for each in lines]
-        return texts, [(each.text, each.box.tolist()) for each in self._reader.barcodes[0]]
+        texts = [(line.text, line.confidence, line.box.tolist(), line.others) for line in lines]
+        return texts, [(barcode.text, barcode.box.tolist()) for barcode in self._reader.barcodes[0]]
 
     def _theirs(self, encoded: bytes) -> tuple[list[Any], list[Any]]:
-        found: Any = self._engine()(encoded)
-        if found.boxes is None:
+        lines: Any = self._engine()(encoded)
+        if lines.boxes is None:
             return [], []
-        return list(zip(found.txts, map(float, found.scores), found.boxes.tolist(), strict=True)), []
+        return list(zip(lines.txts, map(float, lines.scores), lines.boxes.tolist(), strict=True)), []
 
 
 def measure(name: str, count: int, readings: Readings) -> tuple[dict[str, list[record.Row]], str]:
     """Compare the readings of a set, until the time is over; also returns the SHA-256 of its images."""
     seeds, make, readers = SETS[name]
     specification = read_specification(FIELDS)
-    found, digest = {who: list[record.Row]() for who in readers}, hashlib.sha256()
+    rows, digest = {who: list[record.Row]() for who in readers}, hashlib.sha256()
     for image in map(make, seeds[:count]):
-        done = [each for who in readers if (each := readings.of(who, image.encoded))]
+        done = [answer for who in readers if (answer := readings.of(who, image.encoded))]
         if len(done) < len(readers):
             break
         digest.update(image.encoded)
         for who, (lines, barcodes) in zip(readers, done, strict=True):
-            fields = {each.name: each for each in find_fields(lines, specification, barcodes)}
-            found[who].append(compared(image, lines, fields["tracking_number"]))
-        if len(found[OURS]) % 50 == 0:
-            print(f"{name}: {len(found[OURS])} images", file=sys.stderr)
-    return found, digest.hexdigest()
+            fields = {field.name: field for field in find_fields(lines, specification, barcodes)}
+            rows[who].append(compared(image, lines, fields["tracking_number"]))
+        if len(rows[OURS]) % 50 == 0:
+            print(f"{name}: {len(rows[OURS])} images", file=sys.stderr)
+    return rows, digest.hexdigest()
 
 
 def missed(rows: Sequence[record.Row]) -> list[str]:
     """Return the targets that Nereid misses."""
     base = {row["set"]: row for row in rows if row["reader"] == THEIRS}
-    found = []
-    for row in (each for each in rows if each["reader"] == OURS):
+    lines = []
+    for row in (row for row in rows if row["reader"] == OURS):
         least = {"valid_right": TARGET_RIGHT, "number_exact": TARGETS.get(row["set"], 0.0)}
         if other := base.get(row["set"]):
             least |= {key: max(least.get(key, 0.0), other[key]) for key in ("number_in_line", "number_exact")}
             if row["character_error_rate"] > other["character_error_rate"]:
-                found.append(f"{row['set']}: more character errors than {THEIRS}")
-        found += [
+                lines.append(f"{row['set']}: more character errors than {THEIRS}")
+        lines += [
             f"{row['set']}: {key} {row[key]}, target {of}" for key, of in least.items() if row[key] < of
         ]
         if row["wrong_certain"]:
-            found.append(f"{row['set']}: {len(row['wrong_certain'])} wrong numbers are certain, target 0")
-    return found
+            lines.append(f"{row['set']}: {len(row['wrong_certain'])} wrong numbers are certain, target 0")
+    return lines
 
 
 def _share(part: int, whole: int) -> float:
@@ -192,8 +192,8 @@ def main() -> int:
     cv2.setNumThreads(1)
     readings, rows, digests = Readings(READINGS, args.minutes * 60), [], {}
     for name in args.sets.split(","):
-        found, digests[name] = measure(name, args.count, readings)
-        rows += [{"set": name, "reader": who, **summed(images)} for who, images in found.items()]
+        counts, digests[name] = measure(name, args.count, readings)
+        rows += [{"set": name, "reader": who, **summed(images)} for who, images in counts.items()]
     print(record.table(COLUMNS, rows), record.table(KIND_COLUMNS, rows), sep="\n")
     return record.finish(args.record, {"images_sha256": digests, "rows": rows}, missed(rows))
 

@@ -34,7 +34,7 @@ def passages(
     one group. In a group, lines are joined from the top, and from the left within a row. A read line that
     overlaps only ignored corners [4, 2] is left out; one that overlaps nothing is a group without print.
     """
-    boxes = [*(each.box for each in printed), *(each.box for each in read)]
+    boxes = [*(line.box for line in printed), *(line.box for line in read)]
     parent = list(range(len(boxes)))
 
     def root(place: int) -> int:
@@ -53,7 +53,7 @@ def passages(
     return [
         Passage(_joined(ours), _joined(theirs))
         for ours, theirs in groups.values()
-        if ours or not any(_overlap(theirs[0].box, each) for each in ignored)
+        if ours or not any(_overlap(theirs[0].box, area) for area in ignored)
     ]
 
 
@@ -79,15 +79,15 @@ def kind(printed: str | None, answered: str | None, found: Sequence[Passage]) ->
 
 
 def _read_of(number: str, found: Sequence[Passage]) -> list[str]:
-    return [each.read for each in found if number in _compact(each.printed)]
+    return [passage.read for passage in found if number in _compact(passage.printed)]
 
 
 def _compact(text: str) -> str:
-    return "".join(each for each in text if each.isalnum())
+    return "".join(character for character in text if character.isalnum())
 
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
-    one, other = (np.ascontiguousarray(each, np.float32) for each in (first, second))
+    one, other = (np.ascontiguousarray(box, np.float32) for box in (first, second))
     low, high = np.maximum(one.min(axis=0), other.min(axis=0)), np.minimum(one.max(axis=0), other.max(axis=0))
     if (low >= high).any():
         return False
@@ -97,14 +97,14 @@ def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
 
 def _joined(lines: Sequence[Printed] | Sequence[RecognisedLine]) -> str:
     """Join lines from the top to the bottom, and from the left to the right within a row."""
-    left: list[Any] = sorted(lines, key=lambda each: float(each.box[:, 1].mean()))
+    left: list[Any] = sorted(lines, key=lambda line: float(line.box[:, 1].mean()))
     text = ""
     while left:
         middle, height = float(left[0].box[:, 1].mean()), float(np.ptp(left[0].box[[0, 3], 1]))
-        row = [each for each in left if abs(float(each.box[:, 1].mean()) - middle) <= height / 2]
-        left = [each for each in left if not any(each is other for other in row)]
+        row = [line for line in left if abs(float(line.box[:, 1].mean()) - middle) <= height / 2]
+        left = [line for line in left if not any(line is other for other in row)]
         text += "".join(
-            "".join(unicodedata.normalize("NFKC", each.text).split())
-            for each in sorted(row, key=lambda each: float(each.box[:, 0].mean()))
+            "".join(unicodedata.normalize("NFKC", line.text).split())
+            for line in sorted(row, key=lambda line: float(line.box[:, 0].mean()))
         )
     return text

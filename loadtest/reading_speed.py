@@ -39,7 +39,7 @@ COLUMNS: record.Columns = {
     "p99 alone": "{p99_ms:.0f} ms",
     "CPU time": "{cpu_ms:.0f} ms",
     "finding lines": lambda row: f"{sum(row['stages_ms'].get(stage, 0) for stage in FINDING):.0f} ms",
-    "barcodes": lambda row: f"{each:.0f} ms" if (each := row["stages_ms"].get("barcodes")) else "–",
+    "barcodes": lambda row: f"{ms:.0f} ms" if (ms := row["stages_ms"].get("barcodes")) else "–",
     "directions": "{stages_ms[direction]:.0f} ms",
     "recognition": "{stages_ms[recognise]:.0f} ms",
     "images/s at saturation": "{images_per_s[median]:.2f}",
@@ -67,7 +67,7 @@ class Ours:
     def __call__(self, images: Sequence[bytes]) -> None:
         """Read a batch."""
         outcomes = self._reader.read(images)
-        assert all(isinstance(each, list) for each in outcomes), outcomes
+        assert all(isinstance(outcome, list) for outcome in outcomes), outcomes
 
     def stages(self) -> dict[str, float]:
         """Return the milliseconds of the stages of the last image."""
@@ -89,7 +89,7 @@ class Theirs:
     def stages(self) -> dict[str, float]:
         """Return the milliseconds of the stages of the last image."""
         names = ("detect, boxes", "direction", "recognise")
-        return {name: 1e3 * each for name, each in zip(names, self._result.elapse_list, strict=True)}
+        return {name: 1e3 * seconds for name, seconds in zip(names, self._result.elapse_list, strict=True)}
 
 
 def measure_alone(reader: Ours | Theirs, image: bytes, found: Measured) -> None:
@@ -125,18 +125,18 @@ def measure(threads: int, rounds: int, images: Sequence[bytes]) -> dict[str, Mea
         OURS: [Ours(threads) for _ in range(workers)],
         THEIRS: [Theirs(threads) for _ in range(workers)],
     }
-    found = {name: Measured() for name in readers}
+    results = {name: Measured() for name in readers}
     for engines in readers.values():  # the first run of a session is slower
         for engine in engines:
             engine(images[:1])
     for number in range(rounds):
         for image in images:
             for name in record.turns(readers, number):
-                measure_alone(readers[name][0], image, found[name])
+                measure_alone(readers[name][0], image, results[name])
         for name in record.turns(readers, number):
             size = BATCH if name == OURS else 1
-            found[name].rates.append(measure_rate(readers[name], images, size))
-    return found
+            results[name].rates.append(measure_rate(readers[name], images, size))
+    return results
 
 
 def row(threads: int, name: str, found: Measured) -> record.Row:
@@ -148,7 +148,7 @@ def row(threads: int, name: str, found: Measured) -> record.Row:
         "p99_ms": round(percentile(sorted(found.alone_ms), 99), 1),
         "cpu_ms": round(statistics.mean(found.cpu_ms), 1),
         "images_per_s": record.spread(found.rates),
-        "stages_ms": {stage: round(statistics.median(each), 1) for stage, each in found.stages.items()},
+        "stages_ms": {stage: round(statistics.median(times), 1) for stage, times in found.stages.items()},
     }
 
 
@@ -160,9 +160,9 @@ def main() -> int:
     images = [PARCEL_LABEL.read_bytes(), *drawn]
     rows, ratios, missed = [], [], []
     for threads in THREADS:
-        found = measure(threads, args.rounds, images)
-        rows += [row(threads, name, each) for name, each in found.items()]
-        ours, theirs = found[OURS], found[THEIRS]
+        results = measure(threads, args.rounds, images)
+        rows += [row(threads, name, result) for name, result in results.items()]
+        ours, theirs = results[OURS], results[THEIRS]
         got = {
             "throughput": record.median_ratio(ours.rates, theirs.rates),
             "p50_alone": record.median_ratio(ours.alone_ms, theirs.alone_ms),
@@ -173,7 +173,7 @@ def main() -> int:
         for name, (least, most) in LIMITS.items():
             if not least <= got[name] <= most:
                 missed.append(f"{threads} thread(s): {name} {got[name]}, wanted {least} to {most}")
-    print(record.table(COLUMNS, rows), ratios, *(each["stages_ms"] for each in rows), sep="\n")
+    print(record.table(COLUMNS, rows), ratios, *(entry["stages_ms"] for entry in rows), sep="\n")
     about = {"images": len(images), "batch": BATCH, "rows": rows, "ratios": ratios}
     return record.finish(args.record, about, missed)
 

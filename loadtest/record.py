@@ -100,7 +100,7 @@ def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
 def finish(run: Run, result: Mapping[str, Any], missed: Iterable[str] = ()) -> int:
     """Write the record and print the missed targets; returns the exit status."""
     run.write(result)
-    lines = [f"target missed: {each}" for each in missed]
+    lines = [f"target missed: {target}" for target in missed]
     print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
     return int(bool(lines))
 
@@ -131,8 +131,8 @@ def machine() -> dict[str, Any]:
 
 def packages() -> dict[str, str]:
     """Return the versions of the packages that determine the numbers."""
-    found = {each.name: each.version for each in importlib.metadata.distributions()}
-    return {name: found[name] for name in sorted(found) if PACKAGES.match(name)}
+    versions = {package.name: package.version for package in importlib.metadata.distributions()}
+    return {name: versions[name] for name in sorted(versions) if PACKAGES.match(name)}
 
 
 def is_committed() -> bool:
@@ -151,8 +151,8 @@ def turns(measured: Iterable[T], number: int) -> list[T]:
 
 def spread(values: Iterable[float], digits: int = 3) -> dict[str, float]:
     """Return the median, the smallest and the largest value."""
-    found = sorted(values)
-    named = {"median": statistics.median(found), "min": found[0], "max": found[-1]}
+    ordered = sorted(values)
+    named = {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1]}
     return {name: round(value, digits) for name, value in named.items()}
 
 
@@ -171,7 +171,7 @@ def table(columns: Columns, rows: Iterable[Row]) -> str:
     """Render the rows of a record as a table for a page."""
 
     def cells(row: Row) -> list[object]:
-        return [each.format(**row) if isinstance(each, str) else each(row) for each in columns.values()]
+        return [cell.format(**row) if isinstance(cell, str) else cell(row) for cell in columns.values()]
 
     return markdown([*columns], map(cells, rows))
 

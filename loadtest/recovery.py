@@ -67,10 +67,10 @@ def _kill(running: servers.Supervised, model: str, pid: int) -> Outage:
     if wrong := [text for tally in traffic.tallies for text in tally.wrong]:
         raise SystemExit(f"wrong outcomes after a killed process of '{model}': {wrong[:5]}")
     failures = [
-        Failure(each.end_s - killed_s, each.begin_s - killed_s, each.text)
-        for each in traffic.failures(killed_s)
+        Failure(failure.end_s - killed_s, failure.begin_s - killed_s, failure.text)
+        for failure in traffic.failures(killed_s)
     ]
-    last_s = max((each.begin_s for each in failures), default=-math.inf)
+    last_s = max((failure.begin_s for failure in failures), default=-math.inf)
     later = [begin_s - killed_s for begin_s, end_s in answered if end_s > killed_s]
     return Outage(failures, max(0.0, min(begin_s for begin_s in later if begin_s > last_s)))
 
@@ -82,18 +82,18 @@ def summarise(outcomes: Mapping[str, list[Outage]]) -> list[record.Row]:
     """
     last_s = {
         killed: max(
-            (each.end_s for outage in rounds for each in outage.failures if not is_unanswered(each)),
+            (failure.end_s for outage in rounds for failure in outage.failures if not is_unanswered(failure)),
             default=0.0,
         )
         for killed, rounds in outcomes.items()
     }
     return [
         {"killed": killed}
-        | record.spread((each.back_s for each in rounds), 2)
+        | record.spread((outage.back_s for outage in rounds), 2)
         | {
             "last_error_max": round(last_s[killed], 2),
-            "failed": statistics.median(len(each.failures) for each in rounds),
-            "unanswered": statistics.median(sum(map(is_unanswered, each.failures)) for each in rounds),
+            "failed": statistics.median(len(outage.failures) for outage in rounds),
+            "unanswered": statistics.median(sum(map(is_unanswered, outage.failures)) for outage in rounds),
             "goal": GOALS_S[SERVER if killed == SERVER else "stub"],
         }
         for killed, rounds in outcomes.items()
@@ -118,7 +118,7 @@ def main() -> int:
         repository = shutil.copytree(assets.REPOSITORY, Path(scratch) / "repository")
         for number in range(args.rounds):
             _measure_round(repository, Path(scratch) / str(number), outcomes)
-            print(json.dumps({name: round(each[-1].back_s, 2) for name, each in outcomes.items()}))
+            print(json.dumps({name: round(outages[-1].back_s, 2) for name, outages in outcomes.items()}))
     rows = summarise(outcomes)
     print(record.table(COLUMNS, rows))
     result = {"concurrency": CONCURRENCY, "per_s": PER_S, "rounds": args.rounds, "rows": rows}

@@ -17,7 +17,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds, user and system, of the tree so far."""
-    return float(sum(each.user + each.system for each in _each(pid, "cpu_times")))
+    return float(sum(times.user + times.system for times in _each(pid, "cpu_times")))
 
 
 def memory_bytes(pid: int) -> int:

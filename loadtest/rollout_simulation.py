@@ -122,7 +122,7 @@ def _draw(
     look = PairCounts(
         {ERROR: (ours[0], theirs[0]), SLOW: (ours[1], theirs[1])}, (ours[2], theirs[2]), (mine, RATE - mine)
     )
-    return look, np.array([[each[0].requests, each[0].events] for each in (ours, theirs)])
+    return look, np.array([[counts[0].requests, counts[0].events] for counts in (ours, theirs)])
 
 
 def _requests(

@@ -45,9 +45,9 @@ class Supervised:
     @property
     def record(self) -> run_dir.ServerRecord:
         """The present server; a restart replaces it."""
-        found = run_dir.find(run_dir.root(self.environment), self.repository)
-        assert found is not None, "nereid serve ended"
-        return found
+        record = run_dir.find(run_dir.root(self.environment), self.repository)
+        assert record is not None, "nereid serve ended"
+        return record
 
     def is_ready(self) -> bool:
         """Check whether the supervisor reports that the server is ready."""

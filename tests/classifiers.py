@@ -59,9 +59,9 @@ def opened(way: str, url: str, *args: Any, kinds: Any = CLASSIFIERS, **options: 
 def check_bytes_are_sent(classifier: Any, caplog: Any, reason: str) -> None:
     answers = [classifier.classify(COFFEE.read_bytes()) for _ in range(3)]
 
-    assert {each.labels[0].name for each in answers} == {"espresso"}
-    assert {each.timings.attempts for each in answers} == {1}
-    (message,) = [each.message for each in caplog.records if each.name == "nereid.client"]
+    assert {answer.labels[0].name for answer in answers} == {"espresso"}
+    assert {answer.timings.attempts for answer in answers} == {1}
+    (message,) = [record.message for record in caplog.records if record.name == "nereid.client"]
     assert message.startswith("images are sent in requests, not in shared memory: ")
     assert reason in message
 
@@ -122,7 +122,7 @@ def tensor_body(about: dict[str, str], tensors: dict[str, np.ndarray]) -> tuple[
     outputs, parts = [], []
     for name, array in tensors.items():
         is_text = array.dtype == np.object_
-        texts = (len(each).to_bytes(4, "little") + each for each in array.ravel()) if is_text else ()
+        texts = (len(text).to_bytes(4, "little") + text for text in array.ravel()) if is_text else ()
         parts.append(b"".join(texts) if is_text else array.astype(np.float32).tobytes())
         output = {"name": name, "datatype": "BYTES" if is_text else "FP32", "shape": [*array.shape]}
         outputs.append(output | {"parameters": {"binary_data_size": len(parts[-1])}})

@@ -78,7 +78,7 @@ def deal(minutes: dict[str, float]) -> list[set[str]]:
     """Split groups into parts of about the same duration."""
     parts: list[set[str]] = [set() for _ in range(NIGHTLY_PARTS)]
     for name in sorted(minutes, key=lambda name: (-minutes[name], name)):
-        min(parts, key=lambda part: sum(minutes[each] for each in part)).add(name)
+        min(parts, key=lambda part: sum(minutes[group] for group in part)).add(name)
     return parts
 
 
@@ -104,14 +104,14 @@ def _is_serving() -> bool:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List why tests were skipped; SKIPPED_FILE gets their names, to run them elsewhere."""
     skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(each.longrepr[2].removeprefix("Skipped: ") for each in skipped)
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     if reasons:
         terminalreporter.section("skipped tests, by reason")
     for reason, count in reasons.most_common():
         terminalreporter.line(f"{count:5} {reason}")
     if target := os.environ.get("SKIPPED_FILE"):
         # pytest-xdist adds @GROUP to a name.
-        names = dict.fromkeys(re.sub(r"@\w+$", "", each.nodeid) for each in skipped)
+        names = dict.fromkeys(re.sub(r"@\w+$", "", report.nodeid) for report in skipped)
         Path(target).write_text("".join(f"{name}\n" for name in names))
 
 

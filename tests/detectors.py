@@ -64,7 +64,7 @@ class TestDetector:
         return network(nodes, [value("image", "FP32", [first, 3, SIDE, SIDE])], results, weights)
 
     def _sized(self) -> np.ndarray:
-        boxes = np.array([each[0] for each in self.objects], np.float32).reshape(-1, 4)
+        boxes = np.array([thing[0] for thing in self.objects], np.float32).reshape(-1, 4)
         return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
 
     def _rows(self, anchors: int) -> np.ndarray:
@@ -109,12 +109,12 @@ class TestDetector:
         return {"output0": rows}
 
     def _rtdetr_best(self) -> dict[str, np.ndarray]:
-        found = [(score, index) for _, score, index in self.objects]
-        rows = np.concatenate([self._sized() / SIDE, found], axis=1, dtype=np.float32)
+        pairs = [(score, index) for _, score, index in self.objects]
+        rows = np.concatenate([self._sized() / SIDE, pairs], axis=1, dtype=np.float32)
         return {"output0": np.concatenate([rows, np.zeros((8, 6), np.float32)])}
 
     def _torchvision(self) -> dict[str, np.ndarray]:
-        boxes, scores, classes = (np.array(each) for each in zip(*self.objects, strict=True))
+        boxes, scores, classes = (np.array(values) for values in zip(*self.objects, strict=True))
         return {"boxes": boxes.astype(np.float32), "labels": classes, "scores": scores.astype(np.float32)}
 
     def _yolonas(self) -> dict[str, np.ndarray]:
@@ -140,8 +140,8 @@ class TestDetector:
         classes = np.arange(20) % 2
         for place, (box, score, index) in enumerate(self.objects):
             boxes[place], scores[place], classes[place] = box, score, index
-        found = {"boxes": boxes, "scores": scores, "classes": classes}
-        return {"num_dets": np.array([count], np.int64)} | {f"det_{name}": x for name, x in found.items()}
+        arrays = {"boxes": boxes, "scores": scores, "classes": classes}
+        return {"num_dets": np.array([count], np.int64)} | {f"det_{name}": x for name, x in arrays.items()}
 
 
 def moved(objects: Objects = KNOWN, right: float = 4.0) -> Objects:

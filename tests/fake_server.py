@@ -40,7 +40,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.configs: dict[str, str] = {}
         self.counts = Counter[str]()
         self._in_use: dict[str, str] = {}
-        for folder in sorted(model_folders(repository), key=lambda each: "ensemble" in _text(each)):
+        for folder in sorted(model_folders(repository), key=lambda path: "ensemble" in _text(path)):
             self._load(folder.name)
 
     def _load(self, model: str) -> None:
@@ -70,9 +70,9 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.RepositoryModelUnloadResponse()
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        found = [(name, str(version)) for name, versions in self.loaded.items() for version in versions]
+        pairs = [(name, str(version)) for name, versions in self.loaded.items() for version in versions]
         entry = service_pb2.RepositoryIndexResponse.ModelIndex
-        models = [entry(name=name, version=version, state="READY") for name, version in found]
+        models = [entry(name=name, version=version, state="READY") for name, version in pairs]
         return service_pb2.RepositoryIndexResponse(models=models)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
@@ -91,7 +91,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         samples = dict(self.counts)
         for location in find_routes(self.repository):
             state = read_state(location)
-            if all(each.version in self.loaded.get(each.model, ()) for each in state.route().variants):
+            if all(entry.version in self.loaded.get(entry.model, ()) for entry in state.route().variants):
                 self._in_use[location.name] = sha256(state.text or b"").hexdigest()
             labels = f'model_instance="0",route="{location.name}",sha256="{self._in_use.get(location.name)}"'
             samples[f"served_since_seconds{{{labels}}}"] = 1
@@ -109,9 +109,9 @@ def running(server: FakeServer, ports: Ports | None = None) -> Iterator[ServerRe
     port = front.add_insecure_port(f"127.0.0.1:{ports.grpc if ports else 0}")
     with receiving(lambda *request: (200, server.page().encode()), ports.metrics if ports else 0) as address:
         front.start()
-        found = Ports(http=1, grpc=port, metrics=int(address.rpartition(":")[2]))
+        open_ports = Ports(http=1, grpc=port, metrics=int(address.rpartition(":")[2]))
         try:
-            yield ServerRecord(os.getpid(), "127.0.0.1", found, str(server.repository), "", "")
+            yield ServerRecord(os.getpid(), "127.0.0.1", open_ports, str(server.repository), "", "")
         finally:
             front.stop(None).wait()
 

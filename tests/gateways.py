@@ -104,37 +104,37 @@ class Upstreams(dict[str, Upstream]):
 
 
 def outputs_of(result: Any) -> dict[str, Any]:
-    found = {name: [getattr(result, of, "")] for name, of in zip(ROUTE_OUTPUTS, SOURCE, strict=True)}
+    outputs = {name: [getattr(result, of, "")] for name, of in zip(ROUTE_OUTPUTS, SOURCE, strict=True)}
     match result:
         case Reading():
-            found |= {name: [getattr(line, name) for line in result.lines] for name in READINGS.outputs}
+            outputs |= {name: [getattr(line, name) for line in result.lines] for name in READINGS.outputs}
             for name, of in zip(BARCODE_OUTPUTS, ("text", "symbology", "box"), strict=True):
-                found[name] = [getattr(each, of) for each in result.barcodes]
+                outputs[name] = [getattr(barcode, of) for barcode in result.barcodes]
             if result.pages:
-                found |= {"page": [line.page for line in result.lines]}
-                found |= {"barcode_page": [barcode.page for barcode in result.barcodes]}
-                found |= {"page_size": [[size.width, size.height] for size in result.pages]}
-            return found | {"field": [json.dumps(_field(each)) for each in result.fields]}
+                outputs |= {"page": [line.page for line in result.lines]}
+                outputs |= {"barcode_page": [barcode.page for barcode in result.barcodes]}
+                outputs |= {"page_size": [[size.width, size.height] for size in result.pages]}
+            return outputs | {"field": [json.dumps(_field(field)) for field in result.fields]}
         case Detection():
-            return found | {
-                name: [getattr(each, name) for each in result.objects] for name in DETECTIONS.outputs
+            return outputs | {
+                name: [getattr(thing, name) for thing in result.objects] for name in DETECTIONS.outputs
             }
         case Embedding():
-            return found | {"embedding": result.vector}
+            return outputs | {"embedding": result.vector}
     labels = getattr(result, "labels", ())
-    return found | {"scores": [f"{label.score}:{label.index}:{label.name}" for label in labels]}
+    return outputs | {"scores": [f"{label.score}:{label.index}:{label.name}" for label in labels]}
 
 
 def _field(field: Field) -> dict[str, Any]:
-    corrected = [{"position": each.position, "from": each.read, "to": each.value} for each in field.corrected]
+    corrected = [{"position": edit.position, "from": edit.read, "to": edit.value} for edit in field.corrected]
     return {**asdict(field), "corrected": corrected}
 
 
 def response_of(result: Any) -> HttpResponse:
     arrays = {}
     for name, row in outputs_of(result).items():
-        is_text = any(isinstance(each, str) for each in row)
-        arrays[name] = np.array([[each.encode() for each in row]], object) if is_text else np.array([row])
+        is_text = any(isinstance(value, str) for value in row)
+        arrays[name] = np.array([[text.encode() for text in row]], object) if is_text else np.array([row])
     body, json_bytes = tensor_body({}, arrays)
     return HttpResponse(200, {b"inference-header-content-length": b"%d" % json_bytes}, body)
 
@@ -225,7 +225,7 @@ def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:
     return Key(f"id-{name}", name, "", frozenset(scopes), datetime(2026, 1, 1, tzinfo=UTC), rate_per_s)
 
 
-RING, NO_KEYS = Ring({each: key(each, each) for each in SCOPES}), Ring()
+RING, NO_KEYS = Ring({scope: key(scope, scope) for scope in SCOPES}), Ring()
 
 
 def gateway(upstream: Any, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:

@@ -29,8 +29,8 @@ def run_limited(folder: Path, before: list[int], rows: int, mebibytes: int) -> d
     words = [str(folder), json.dumps(before), str(rows), str(mebibytes)]
     done = captured([sys.executable, "-m", "tests.limited_memory", *words], cwd=ROOT, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return outcome
 
 
 def _main(folder: str, before: str, rows: str, mebibytes: str) -> None:

@@ -24,8 +24,8 @@ def rendered(overlay: str) -> tuple[dict[str, Any], ...]:
 
 
 def find(overlay: str, kind: str) -> dict[str, Any]:
-    (found,) = (each for each in rendered(overlay) if each["kind"] == kind)
-    return found
+    (manifest,) = (manifest for manifest in rendered(overlay) if manifest["kind"] == kind)
+    return manifest
 
 
 def pod(overlay: str) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def pod(overlay: str) -> dict[str, Any]:
 
 
 def container(overlay: str, name: str) -> dict[str, Any]:
-    (found,) = (each for each in containers(overlay) if each["name"] == name)
-    return found
+    (entry,) = (entry for entry in containers(overlay) if entry["name"] == name)
+    return entry
 
 
 def containers(overlay: str) -> list[dict[str, Any]]:

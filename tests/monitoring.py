@@ -66,13 +66,13 @@ def alerts() -> list[dict[str, Any]]:
 
 def alerting() -> list[Query]:
     """Return the expressions of the alerts; of several with one name, each has its window."""
-    names = [f"{each['alert']} {each['labels'].get('window', '')}".strip() for each in alerts()]
-    return [Query(name, each["expr"]) for name, each in zip(names, alerts(), strict=True)]
+    names = [f"{alert['alert']} {alert['labels'].get('window', '')}".strip() for alert in alerts()]
+    return [Query(name, alert["expr"]) for name, alert in zip(names, alerts(), strict=True)]
 
 
 def runbook_queries() -> list[Query]:
-    found = re.findall(r"^promtool query instant \S+ '(.*)'$", RUNBOOK.read_text(), re.M)
-    return [Query(f"runbook {query}", query) for query in dict.fromkeys(found)]
+    queries = re.findall(r"^promtool query instant \S+ '(.*)'$", RUNBOOK.read_text(), re.M)
+    return [Query(f"runbook {query}", query) for query in dict.fromkeys(queries)]
 
 
 def questions() -> list[Query]:
@@ -83,29 +83,29 @@ def questions() -> list[Query]:
 
 def panels() -> Iterator[dict[str, Any]]:
     for path in DASHBOARDS:
-        for each in json.loads(path.read_text())["panels"]:
-            if each["type"] == "row":
-                yield from each["panels"]
+        for panel in json.loads(path.read_text())["panels"]:
+            if panel["type"] == "row":
+                yield from panel["panels"]
             else:
-                yield each
+                yield panel
 
 
 def shown(rate_interval: str = "1m") -> list[Query]:
     targets = [(panel["title"], target) for panel in panels() for target in panel["targets"]]
     interval = "$__rate_interval", rate_interval
-    return [Query(f"{title}, {each['refId']}", each["expr"].replace(*interval)) for title, each in targets]
+    return [Query(f"{title}, {item['refId']}", item["expr"].replace(*interval)) for title, item in targets]
 
 
 def judging() -> list[Query]:
     """Return the queries for Argo Rollouts and Flagger, for the variants of the default route."""
     argo = read("kubernetes/rollouts/argo-analysis-template.yaml")
-    found = {each["name"]: each["provider"]["prometheus"]["query"] for each in argo["spec"]["metrics"]}
+    texts = {metric["name"]: metric["provider"]["prometheus"]["query"] for metric in argo["spec"]["metrics"]}
     flagger = (ROOT / "deploy" / "kubernetes" / "rollouts" / "flagger-metric-templates.yaml").read_text()
-    found |= {each["metadata"]["name"]: each["spec"]["query"] for each in yaml.safe_load_all(flagger)}
+    texts |= {metric["metadata"]["name"]: metric["spec"]["query"] for metric in yaml.safe_load_all(flagger)}
     values = {"args.route": "classify", "args.candidate": 'variant="v1"', "args.control": 'variant="v2"'}
     values |= {"namespace": "", "target": "", "interval": "1m"}
     queries = []
-    for name, query in found.items():
+    for name, query in texts.items():
         filled = re.sub(r"\{\{ ?([a-z.]+) ?\}\}", lambda match: values[match[1]], query)
         queries.append(Query(name, re.sub(r'namespace="",pod=~"[^"]*",?', "", filled)))
     return queries
@@ -114,13 +114,13 @@ def judging() -> list[Query]:
 def scaling() -> list[Query]:
     adapter = read("kubernetes/scaling/hpa/prometheus-adapter-values.yaml")
     keda = read("kubernetes/scaling/keda/autoscaler.yaml")
-    found = {f"HPA {rule['name']['as']}": rule["metricsQuery"] for rule in adapter["rules"]["external"]}
-    found |= {
-        f"KEDA {place}": each["metadata"]["query"] for place, each in enumerate(keda["spec"]["triggers"])
+    texts = {f"HPA {rule['name']['as']}": rule["metricsQuery"] for rule in adapter["rules"]["external"]}
+    texts |= {
+        f"KEDA {place}": entry["metadata"]["query"] for place, entry in enumerate(keda["spec"]["triggers"])
     }
     return [
         Query(where, re.sub(r'\{(<<\.LabelMatchers>>|namespace="\w+")\}', "", query))
-        for where, query in found.items()
+        for where, query in texts.items()
     ]
 
 

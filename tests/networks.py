@@ -73,7 +73,7 @@ def written(
     """Build a network from ONNX's text form, such as `(float[N,3] x) => (float[N,3] y) { y = Relu(x) }`."""
     head = f'ir_version: {ir_version}, opset_import: ["": {opset}], producer_name: "tests"'
     model = onnx.parser.parse_model(f"<{head}> network {graph}")
-    model.graph.initializer.extend(constant(*each) for each in weights.items())
+    model.graph.initializer.extend(constant(*item) for item in weights.items())
     onnx.checker.check_model(model)
     return model
 
@@ -170,7 +170,7 @@ def infer(
     **options: Any,
 ) -> Arrays:
     """Return a served model's response by output name; `options` are the client's, no `outputs` are all."""
-    tensors = [given(protocol, *each) for each in inputs.items()]
+    tensors = [given(protocol, *item) for item in inputs.items()]
     wanted = [CLIENTS[protocol].InferRequestedOutput(name) for name in outputs] or None
     with connect(server, protocol) as client:
         return arrays_of(client.infer(model, tensors, outputs=wanted, **options))
@@ -179,7 +179,7 @@ def infer(
 def arrays_of(result: Any) -> Arrays:
     response = result.get_response()
     outputs = response["outputs"] if isinstance(response, dict) else response.outputs
-    names = [each["name"] if isinstance(each, dict) else each.name for each in outputs]
+    names = [output["name"] if isinstance(output, dict) else output.name for output in outputs]
     return {name: result.as_numpy(name) for name in names}
 
 

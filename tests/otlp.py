@@ -36,22 +36,22 @@ class Receiver:
     spans: list[Span] = field(default_factory=list)
 
     def of(self, trace: str) -> list[Span]:
-        return [each for each in self.spans if each.trace == trace]
+        return [span for span in self.spans if span.trace == trace]
 
     def wait_for(self, trace: str, *names: str) -> list[Span]:
-        wait_until(lambda: {*names} <= {each.name for each in self.of(trace)}, f"spans {names}")
+        wait_until(lambda: {*names} <= {span.name for span in self.of(trace)}, f"spans {names}")
         return self.of(trace)
 
 
 def root_of(spans: Collection[Span], caller: str = "") -> Span:
     """Return the root of a trace; fails unless its spans are one tree below the caller's span."""
-    ids = {each.span for each in spans}
+    ids = {span.span for span in spans}
     assert len(ids) == len(spans), "a span came twice"
-    roots = [each for each in spans if each.parent == caller]
-    lost = [each.name for each in spans if each.parent not in ids and each.parent != caller]
+    roots = [span for span in spans if span.parent == caller]
+    lost = [span.name for span in spans if span.parent not in ids and span.parent != caller]
     assert not lost, f"without parent: {lost}"
-    assert len(roots) == 1, f"roots: {[each.name for each in roots]}"
-    children = {parent: [each for each in spans if each.parent == parent] for parent in ids}
+    assert len(roots) == 1, f"roots: {[span.name for span in roots]}"
+    children = {parent: [span for span in spans if span.parent == parent] for parent in ids}
     reached, todo = set[str](), [roots[0]]
     while todo:
         reached.add((span := todo.pop()).span)
@@ -77,13 +77,13 @@ def decoded(message: ExportTraceServiceRequest) -> Iterator[Span]:
     for resource in message.resource_spans:
         service = _values(resource.resource.attributes).get("service.name", "")
         for scope in resource.scope_spans:
-            for each in scope.spans:
-                links = tuple((link.trace_id.hex(), link.span_id.hex()) for link in each.links)
-                ids = each.trace_id.hex(), each.span_id.hex(), each.parent_span_id.hex()
-                times = each.start_time_unix_nano, each.end_time_unix_nano
-                is_error = each.status.code == Status.STATUS_CODE_ERROR
-                yield Span(*ids, each.name, service, *times, is_error, _values(each.attributes), links)
+            for span in scope.spans:
+                links = tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links)
+                ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
+                times = span.start_time_unix_nano, span.end_time_unix_nano
+                is_error = span.status.code == Status.STATUS_CODE_ERROR
+                yield Span(*ids, span.name, service, *times, is_error, _values(span.attributes), links)
 
 
 def _values(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in attributes}

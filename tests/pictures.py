@@ -36,9 +36,9 @@ def encode(pixels: np.ndarray, image_format: str = "PNG", mode: str | None = Non
 
 def exif(orientation: int) -> Image.Exif:
     """Return the data of a photo whose pixels are stored in this orientation."""
-    found = Image.Exif()
-    found[0x0112] = orientation
-    return found
+    data = Image.Exif()
+    data[0x0112] = orientation
+    return data
 
 
 def gradient(height: int, width: int) -> np.ndarray:

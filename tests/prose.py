@@ -12,9 +12,9 @@ FOREIGN = {"site", "dist", "build", "photos", "node_modules"}
 
 
 def pages(root: Path) -> list[Path]:
-    folders = [each for each in root.iterdir() if each.is_dir() and not each.name.startswith(".")]
-    found = [page for folder in folders if folder.name not in FOREIGN for page in folder.rglob("*.md")]
-    return sorted([*root.glob("*.md"), *found])
+    folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    paths = [page for folder in folders if folder.name not in FOREIGN for page in folder.rglob("*.md")]
+    return sorted([*root.glob("*.md"), *paths])
 
 
 def page_text(path: Path) -> str:
@@ -26,7 +26,7 @@ def page_text(path: Path) -> str:
 
 
 def headings(markdown: str) -> set[str]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     anchors = set()
     tokens = parse(markdown)
     for opening, inline in pairwise(tokens):
@@ -35,7 +35,7 @@ def headings(markdown: str) -> set[str]:
                 child.content for child in inline.children or [] if child.type in ("text", "code_inline")
             )
             slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
-            seen = found[slug] = found.get(slug, -1) + 1
+            seen = counts[slug] = counts.get(slug, -1) + 1
             anchors.add(f"{slug}-{seen}" if seen else slug)
     return anchors
 

@@ -43,10 +43,10 @@ def assert_same_objects(folder: Path, family: str, axes: str, repository: Path) 
     photo = write_photo(folder, family)
     request = AddRequest(folder / f"{family}-{axes}.onnx", "own", images=(photo,), post_processing=OBJECTS)
 
-    found = propose(repository, request).results[photo.name]
+    objects = propose(repository, request).results[photo.name]
     known = json.loads((folder / "boxes.json").read_text())[family]
-    assert len(found) == SHOWN
-    for each in found:
-        same = [row for row in known if row[0] == each["label"]]
-        rows = [row for row in same if each["score"] == pytest.approx(row[1], abs=0.01)]
-        assert any(each["box"] == pytest.approx(box, abs=1) for *_, box in rows), (each, rows or known)
+    assert len(objects) == SHOWN
+    for thing in objects:
+        same = [row for row in known if row[0] == thing["label"]]
+        rows = [row for row in same if thing["score"] == pytest.approx(row[1], abs=0.01)]
+        assert any(thing["box"] == pytest.approx(box, abs=1) for *_, box in rows), (thing, rows or known)

@@ -106,5 +106,5 @@ class TestRecogniser:
         means = lines.astype(np.float64).reshape(rows, 3, 48, width // STEP_PX, STEP_PX).mean((2, 4))
         logits = means.transpose(0, 2, 1) @ self.weights.astype(np.float64)
         powers = np.exp(logits - logits.max(2, keepdims=True))
-        found: np.ndarray = powers / powers.sum(2, keepdims=True)
-        return found
+        probabilities: np.ndarray = powers / powers.sum(2, keepdims=True)
+        return probabilities

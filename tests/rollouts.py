@@ -33,7 +33,7 @@ class Rollouts:
         return RolloutJournals.of(self.location).latest()
 
     def weights(self) -> dict[str, float]:
-        return {each.name: each.weight for each in read_state(self.location).route().variants}
+        return {entry.name: entry.weight for entry in read_state(self.location).route().variants}
 
     def plan(self, **changed: Any) -> RolloutPlan:
         return make_plan(**self._values | changed)

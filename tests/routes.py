@@ -151,7 +151,7 @@ def store_router(repository: Path, name: str, config: str = NETWORK) -> None:
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "labels.txt").write_text(LABELS)
-    added = "".join(tensor("output", each, "STRING", [1]) for each in ROUTE_OUTPUTS)
+    added = "".join(tensor("output", output, "STRING", [1]) for output in ROUTE_OUTPUTS)
     route = f'parameters {{ key: "route" value {{ string_value: "{name}.route.json" }} }}\n'
     (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{added}{route}')
 
@@ -289,8 +289,8 @@ class RouteServer:
             pytest.fail(f"{name} {labels}: expected {expected}, got {seen[-1]} after {METRIC_S} s")
 
     def stubs(self, model: str) -> list[int]:
-        found = stub_processes.find(self.server.pid, self.repository)
-        return [each.process.pid for each in found if each.model == model]
+        stubs = stub_processes.find(self.server.pid, self.repository)
+        return [stub.process.pid for stub in stubs if stub.model == model]
 
     def kill(self, model: str) -> None:
         killed = self.stubs(model)

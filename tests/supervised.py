@@ -85,9 +85,9 @@ class Served:
 
     @property
     def record(self) -> run_dir.ServerRecord:
-        found: run_dir.ServerRecord
-        found = wait_until(lambda: run_dir.find(self.base, self.repository), "server.json")
-        return found
+        record: run_dir.ServerRecord
+        record = wait_until(lambda: run_dir.find(self.base, self.repository), "server.json")
+        return record
 
     @property
     def log(self) -> str:
@@ -102,7 +102,7 @@ class Served:
         return nereid(*words, **self.environment)
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
-        return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]
+        return [stub for stub in stub_processes.find(self.record.pid, self.repository) if stub.model == model]
 
     def page(self, path: str) -> tuple[int, str]:
         return metrics_page.get(f"127.0.0.1:{self.ports['health']}", path, WATCHDOG_S)
@@ -170,8 +170,8 @@ def calling(
             yield calls
         finally:
             over.set()
-    for each in pending:
-        each.result()
+    for future in pending:
+        future.result()
 
 
 @contextmanager

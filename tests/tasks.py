@@ -46,17 +46,17 @@ def check_classes(result: Any) -> None:
 
 
 def check_objects(result: Any) -> None:
-    found = field(result, "objects")
-    assert [field(each, "label") for each in found] == [CLASSES[index] for _, _, index in KNOWN]
-    numbers = [[field(each, "score"), *field(each, "box")] for each in found]
+    objects = field(result, "objects")
+    assert [field(thing, "label") for thing in objects] == [CLASSES[index] for _, _, index in KNOWN]
+    numbers = [[field(thing, "score"), *field(thing, "box")] for thing in objects]
     wanted = [[score, *(2 * side for side in box)] for box, score, _ in KNOWN]
-    assert numbers == [pytest.approx(each, abs=1e-4) for each in wanted]
+    assert numbers == [pytest.approx(row, abs=1e-4) for row in wanted]
 
 
 def check_lines(result: Any) -> None:
-    found = field(result, "lines")
-    assert [field(line, "text") for line in found] == WORDS
-    for place, line in enumerate(found):
+    lines = field(result, "lines")
+    assert [field(line, "text") for line in lines] == WORDS
+    for place, line in enumerate(lines):
         assert 0.8 < field(line, "confidence") <= 1
         (left, top), _, (right, bottom), _ = field(line, "box")
         assert 40 < left < 70
@@ -67,8 +67,8 @@ def check_lines(result: Any) -> None:
 def check_vector(result: Any) -> None:
     """Compare with the network before its changes, normalised in FP64."""
     is_answer = isinstance(result, dict) and "embedding" in result  # of the gateway
-    found = np.array(field(result, "embedding" if is_answer else "vector"))
-    np.testing.assert_allclose(found, embeddings(convolutional(), SMALL)[0], atol=1e-5)  # FP32
+    vector = np.array(field(result, "embedding" if is_answer else "vector"))
+    np.testing.assert_allclose(vector, embeddings(convolutional(), SMALL)[0], atol=1e-5)  # FP32
 
 
 CLASSIFIERS = nereid.Classifier, nereid.AsyncClassifier

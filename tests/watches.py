@@ -23,8 +23,8 @@ class Watch:
 
     def wait(self, *starts: str) -> None:
         wait_until(lambda: len(self.announced) >= len(starts), f"{starts}: {self.announced} {self.reported}")
-        found = [announced[: len(start)] for announced, start in zip(self.announced, starts, strict=True)]
-        assert found == [*starts], (self.announced, self.reported)
+        heads = [announced[: len(start)] for announced, start in zip(self.announced, starts, strict=True)]
+        assert heads == [*starts], (self.announced, self.reported)
 
 
 @contextmanager

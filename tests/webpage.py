@@ -41,13 +41,13 @@ def listening(app: Any) -> Iterator[str]:
 
 @contextmanager
 def running_browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not browser:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed; fix: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
         # Chromium has no sandbox for root; the page is trusted.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        running = playwright.chromium.launch(executable_path=found, args=arguments)
+        running = playwright.chromium.launch(executable_path=browser, args=arguments)
         sync_api.expect.set_options(timeout=WATCHDOG_S * 1000)
         yield running
         running.close()

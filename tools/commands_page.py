@@ -31,12 +31,12 @@ def render() -> str:
 
 def commands(group: Any, before: str = "") -> dict[str, Any]:
     """Return all commands of a group by name, such as `route` and `route set`."""
-    found = {}
+    by_name = {}
     for name, command in group.commands.items():
-        found[before + name] = command
+        by_name[before + name] = command
         if hasattr(command, "commands"):
-            found |= commands(command, f"{before}{name} ")
-    return found
+            by_name |= commands(command, f"{before}{name} ")
+    return by_name
 
 
 def _section(command: str) -> str:

@@ -60,8 +60,8 @@ def measure(url: str) -> None:
         time.sleep(SETTLED_S)
         loop.call_soon_threadsafe(sys.setprofile, None)
         for own in ("nereid.gateway", "nereid.", ""):
-            found = [count for module, count in entered.items() if module.startswith(own)]
-            print(f"{name}, {own or 'in all'}: {len(found)} modules, {sum(found)} calls")
+            counts = [count for module, count in entered.items() if module.startswith(own)]
+            print(f"{name}, {own or 'in all'}: {len(counts)} modules, {sum(counts)} calls")
         print(*(f"  {count:4} {module}" for module, count in entered.most_common()), sep="\n")
     server.should_exit = True
 

@@ -41,8 +41,8 @@ class Family:
     def unit(self) -> str:
         """The unit, from the ending of the name."""
         stem = self.name.removesuffix("_total")
-        found = next((unit for ending, unit in UNITS.items() if stem.endswith(ending)), "")
-        return found or ("count" if self.kind == "counter" else "")
+        unit = next((unit for ending, unit in UNITS.items() if stem.endswith(ending)), "")
+        return unit or ("count" if self.kind == "counter" else "")
 
     def series(self) -> set[str]:
         """Return the names of its series."""
@@ -86,12 +86,12 @@ def of_gateway() -> Iterator[Family]:
     page.count_image("", "", "", "", {})
     page.count_feedback("", "", is_correct=True)
     for family in page.registry.collect():
-        samples = [each for each in family.samples if not each.name.endswith("_created")]
+        samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
         if not samples:
             raise ValueError(f"{family.name}: no samples; fix: call its method in tools/metrics_page.py")
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = tuple(label for label in samples[0].labels if label != "le")
-        bounds = [float(each.labels["le"]) for each in samples if "le" in each.labels]
+        bounds = [float(sample.labels["le"]) for sample in samples if "le" in sample.labels]
         yield Family(name, family.type, labels, family.documentation, tuple(bounds[:-1]))
 
 

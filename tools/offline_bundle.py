@@ -85,8 +85,8 @@ def parse_size(text: str) -> int:
     Raises:
         WrongUsage: the text is not a size, or the size is below one mebibyte.
     """
-    found = re.fullmatch(r"(\d{1,9})([KMG]?)", text, re.ASCII)
-    size = int(found[1]) * UNITS.get(found[2], 1) if found else 0
+    match = re.fullmatch(r"(\d{1,9})([KMG]?)", text, re.ASCII)
+    size = int(match[1]) * UNITS.get(match[2], 1) if match else 0
     if size < MIN_PART_BYTES:
         raise WrongUsage(
             f"invalid size of a part: expected at least 1M, got '{text}'", "make offline PART=60M"
@@ -116,7 +116,7 @@ def parse_extras(text: str, known: frozenset[str]) -> tuple[str, ...]:
     Raises:
         WrongUsage: an extra does not exist, or two of them exclude each other.
     """
-    extras = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    extras = tuple(dict.fromkeys(extra.strip() for extra in text.split(",") if extra.strip()))
     if unknown := sorted({*extras} - known):
         raise WrongUsage(
             f"unknown extras: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}",
@@ -184,11 +184,11 @@ def collect(
     for number in range(MAX_PASSES):
         download([f"{own.path}{brackets(extras)}", "pip", *missing], python, into := folder / f"pass{number}")
         wheels = read_wheels(into)
-        found = close(wheels, wanted, target_environment(python))
-        if not found.missing:
-            return {name: wheels[name] for name in sorted(found.needed)}
-        missing = tuple(dict.fromkeys((*missing, *found.missing)))
-    raise OperationFailed(f"incomplete bundle: expected wheels for {', '.join(found.missing)}, got none")
+        closure = close(wheels, wanted, target_environment(python))
+        if not closure.missing:
+            return {name: wheels[name] for name in sorted(closure.needed)}
+        missing = tuple(dict.fromkeys((*missing, *closure.missing)))
+    raise OperationFailed(f"incomplete bundle: expected wheels for {', '.join(closure.missing)}, got none")
 
 
 def bundle_name(own: Wheel, python: str, wheels: Sequence[Wheel]) -> str:
@@ -241,7 +241,7 @@ def build(extras: str, python: str, part_bytes: int, folder: Path) -> None:
         wheels = collect(own, chosen, python, Path(work))
         requirements = f"{own.name}{brackets(chosen)}=={own.version}\npip=={wheels['pip'].version}\n"
         name = bundle_name(own, python, [*wheels.values()])
-        parts = write_bundle(name, [each.path for each in wheels.values()], requirements, folder, part_bytes)
+        parts = write_bundle(name, [file.path for file in wheels.values()], requirements, folder, part_bytes)
     size = format_bytes(sum(path.stat().st_size for path in parts))
     print(f"{len(wheels)} packages, {size} in {len(parts)} parts: {folder}")
     print(f"on the target: sh install-offline.sh {name}.tar.*")

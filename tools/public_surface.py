@@ -68,7 +68,7 @@ def operations() -> Iterator[str]:
             gateway.terminate()
     for path, methods in document["paths"].items():
         for method, about in methods.items():
-            parameters = sorted(each["name"] for each in about.get("parameters", ()))
+            parameters = sorted(parameter["name"] for parameter in about.get("parameters", ()))
             yield f"operation {method.upper()} {path} {parameters} {sorted(about['responses'])}"
     for schema, about in document["components"]["schemas"].items():
         for field, kind in about.get("properties", {}).items():

@@ -43,7 +43,7 @@ class Closure:
 def read_wheel(path: Path) -> Wheel:
     """Read the metadata of a wheel."""
     with zipfile.ZipFile(path) as archive:
-        (member,) = (each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each))
+        (member,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         metadata = HeaderParser().parsestr(archive.read(member).decode())
     return Wheel(
         path,
@@ -95,9 +95,9 @@ def close(
 
 
 def _required(wheel: Wheel, environment: Mapping[str, str]) -> Iterator[Requirement]:
-    for each in wheel.requirements:
-        if each.marker is None or each.marker.evaluate(dict(environment)):
-            yield each
+    for requirement in wheel.requirements:
+        if requirement.marker is None or requirement.marker.evaluate(dict(environment)):
+            yield requirement
 
 
 def _without_marker(requirement: Requirement) -> str:
@@ -106,5 +106,5 @@ def _without_marker(requirement: Requirement) -> str:
 
 
 def _glibc_of(tag: str) -> int:
-    found = re.fullmatch(r"manylinux_2_(\d+)_x86_64", tag)
-    return int(found[1]) if found else 0
+    match = re.fullmatch(r"manylinux_2_(\d+)_x86_64", tag)
+    return int(match[1]) if match else 0

@@ -73,10 +73,10 @@ def clients(front: Front, key: str, answered: list[Span]) -> list[Kind]:
 def peak_mb(pid: int) -> int:
     """Return the most memory that the gateway of a server has had, in MB."""
     (gateway,) = [
-        each.pid for each in psutil.Process(pid).children(recursive=True) if "gateway" in each.cmdline()
+        child.pid for child in psutil.Process(pid).children(recursive=True) if "gateway" in child.cmdline()
     ]
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway}/status").read_text())
-    return int(found[1]) // 1000 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway}/status").read_text())
+    return int(match[1]) // 1000 if match else 0
 
 
 class Outcome(NamedTuple):
@@ -103,9 +103,9 @@ def measured(front: Front, key: str, pid: int, count: int, seconds: float) -> Ou
 
 def summed(count: int, outcomes: Sequence[Outcome]) -> record.Row:
     """Return the row of all rounds with so many attackers."""
-    statuses = sum((each.statuses for each in outcomes), Counter[str]())
-    ordered_ms = sorted(each for one in outcomes for each in one.answered_ms)
-    failed = sum(each.failed for each in outcomes)
+    statuses = sum((outcome.statuses for outcome in outcomes), Counter[str]())
+    ordered_ms = sorted(latency_ms for one in outcomes for latency_ms in one.answered_ms)
+    failed = sum(outcome.failed for outcome in outcomes)
     p50_ms, p99_ms = (round(percentile(ordered_ms, percent), 1) for percent in (50, 99))
     # Without attackers, only the first round is one of a gateway that has seen none.
     peak = outcomes[-1 if count else 0].peak_mb
@@ -128,9 +128,9 @@ def main() -> int:
             for _ in range(args.rounds):
                 for count, rounds in outcomes.items():
                     rounds.append(measured(front, steady, running.pid, count, args.seconds))
-            pids = [each.pid for each in resource_usage.tree(running.pid)]
+            pids = [process.pid for process in resource_usage.tree(running.pid)]
             fuzz_outcome = uvloop.run(fuzz(front, pids, args.cases, args.seed))
-    rows = [summed(*each) for each in outcomes.items()]
+    rows = [summed(*item) for item in outcomes.items()]
     print(record.table(COLUMNS, rows))
     print(*(f"{status}: {number}" for status, number in sorted(fuzz_outcome.statuses.items())), sep="\n")
     print(*(f"wrong status {status}: {case}" for status, case in fuzz_outcome.wrong), sep="\n")

@@ -16,10 +16,10 @@ def _attack(front: Front, number: int, over: Any, reports: Any) -> None:
     """Send attacks in a loop, every other attacker costly images; report the number of each status."""
     os.nice(19)  # the attackers of a real server have cores of their own
     statuses: Counter[str] = Counter()
-    for each in itertools.cycle(COSTLY_ATTACKS if number % 2 else (*ATTACKS, *FLOODS)):
+    for attack in itertools.cycle(COSTLY_ATTACKS if number % 2 else (*ATTACKS, *FLOODS)):
         if over.is_set():
             break
-        statuses[each.send(front)] += 1
+        statuses[attack.send(front)] += 1
     reports.put(statuses)
 
 

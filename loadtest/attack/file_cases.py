@@ -146,7 +146,7 @@ class Cases:
         if case.draw.random() < 0.7:
             batch = case.draw.choice(("", "max_batch_size: 4", 'input { name: "image" }'))
             (repository / "m" / "config.pbtxt").write_text(f'backend: "onnxruntime" {batch}')
-        problems = [each.found for each in check(repository) if each.verdict == "fail"]
+        problems = [finding.found for finding in check(repository) if finding.verdict == "fail"]
         if problems:
             raise OperationFailed("; ".join(dict.fromkeys(problems)))
 

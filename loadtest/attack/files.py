@@ -46,11 +46,11 @@ class Worker(NamedTuple):
 
 def examined(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
     """Examine a network in this process; as `examination._run`."""
-    found = dict[str, Any]()
-    examiner.answer(request.to_json().decode(), lambda kind, content: found.__setitem__(kind, content))
-    if "report" in found:
-        return found["report"]
-    raise Rejected(found["rejected"]) if "rejected" in found else ExaminationFailed(found["failed"])
+    contents = dict[str, Any]()
+    examiner.answer(request.to_json().decode(), lambda kind, content: contents.__setitem__(kind, content))
+    if "report" in contents:
+        return contents["report"]
+    raise Rejected(contents["rejected"]) if "rejected" in contents else ExaminationFailed(contents["failed"])
 
 
 def tried(path: Path) -> adaptation.NetworkTrial | None:
@@ -95,7 +95,7 @@ def outcomes(cases: Cases, numbers: list[int], workers: int, is_real: bool = Fal
     limit_s = REAL_CASE_S if is_real else CASE_S
     present = [start(cases, numbers[place::workers], is_real) for place in range(workers)]
     while present:
-        wait([each.results for each in present], timeout=1)
+        wait([worker.results for worker in present], timeout=1)
         for worker in [*present]:
             try:
                 while worker.results.poll():
@@ -155,8 +155,8 @@ def main() -> int:
                 print(wrong[-1], file=sys.stderr)
     rows = []
     for command in args.commands:
-        found = {verdict: counts[command, verdict] for verdict in VERDICTS}
-        rows.append({"command": command, "cases": sum(found.values()), **found})
+        verdicts = {verdict: counts[command, verdict] for verdict in VERDICTS}
+        rows.append({"command": command, "cases": sum(verdicts.values()), **verdicts})
     print(record.table(COLUMNS, rows), f"{time.monotonic() - start_s:.0f} s")
     missed = [f"{len(wrong)} cases were neither answered nor refused in a clear line"] if wrong else []
     return record.finish(args.record, {"seed": args.seed, "cases": args.cases, "rows": rows}, missed)

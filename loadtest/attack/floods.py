@@ -89,8 +89,8 @@ def flood(front: Front, frames: Frames, piece: int = 2**16, source: str = "127.0
         yield _PREFACE + SettingsFrame(0).serialize()
         for _ in range(BATCHES):
             made = [frames(front, next(numbers)) for _ in range(BATCH)]
-            flat = [each for one in made for each in (one if isinstance(one, list) else [one])]
-            yield b"".join(each.serialize() for each in flat)
+            flat = [frame for one in made for frame in (one if isinstance(one, list) else [one])]
+            yield b"".join(frame.serialize() for frame in flat)
 
     with connect(front, source) as connection:
         with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):

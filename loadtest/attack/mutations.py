@@ -20,9 +20,9 @@ TOKENS = (
     *b"BYTES FP32 BOOL image variant classification binary_data_size shape shared_memory_region".split(),
     *b"binary_data sequence_id priority timeout outputs inputs".split(),
     *(b"[" * 2000, b"\r\n", b"\n", b"\0", b"\xff" * 4, b"\x80" * 9 + b"\x01"),
-    *(f"{each}\r\n".encode() for each in ("transfer-encoding: chunked", "content-length: 5")),
-    *(f"{each}\r\n".encode() for each in ("inference-header-content-length: 7", "content-encoding: gzip")),
-    *(f"{each}\r\n".encode() for each in ("expect: 100-continue", "upgrade: h2c", "connection: close")),
+    *(f"{line}\r\n".encode() for line in ("transfer-encoding: chunked", "content-length: 5")),
+    *(f"{line}\r\n".encode() for line in ("inference-header-content-length: 7", "content-encoding: gzip")),
+    *(f"{line}\r\n".encode() for line in ("expect: 100-continue", "upgrade: h2c", "connection: close")),
 )
 
 
@@ -39,8 +39,8 @@ def _documents() -> list[bytes]:
     outputs = [{"name": "scores", "parameters": {"classification": 3, "binary_data": False}}]
     parameters = {"priority": 1, "timeout": 10_000_000, "mine": "text", "flag": True}
     return [
-        json.dumps(each).encode()
-        for each in (
+        json.dumps(document).encode()
+        for document in (
             image_input(),
             {**image_input(), "id": "7", "outputs": outputs, "parameters": parameters},
             {"inputs": [numbers, *image_input()["inputs"]]},
@@ -49,24 +49,24 @@ def _documents() -> list[bytes]:
 
 
 def _http_requests() -> list[bytes]:
-    found = []
+    requests = []
     for document in _documents():
         head = f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(document)}\r\n\r\n"
-        found.append(head.encode() + document)
+        requests.append(head.encode() + document)
     binary = json.dumps(image_input(data=None, parameters={"binary_data_size": 5})).encode()
     body = binary + b"\x01\0\0\0x"
-    found.append(
+    requests.append(
         f"POST /v2/models/{MODEL}/versions/1/infer HTTP/1.1\r\nhost: 127.0.0.1\r\nx-variant: v2\r\n"
         f"inference-header-content-length: {len(binary)}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         + body
     )
-    found.append(
+    requests.append(
         f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
         "inference-header-content-length: 0\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n".encode()
     )
     head = f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ninference-header-content-length: 0\r\n"
-    found.append(f"{head}content-length: {len(PHOTO)}\r\n\r\n".encode() + PHOTO)
-    return [*found, f"GET /v2/models/{MODEL}/config HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()]
+    requests.append(f"{head}content-length: {len(PHOTO)}\r\n\r\n".encode() + PHOTO)
+    return [*requests, f"GET /v2/models/{MODEL}/config HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()]
 
 
 def _messages() -> list[bytes]:
@@ -75,7 +75,7 @@ def _messages() -> list[bytes]:
     short.raw_input_contents[0] = b"\x01\0\0\0x"
     del typed.raw_input_contents[:]
     typed.inputs[0].contents.bytes_contents.append(b"x")
-    return [each.SerializeToString() for each in (photo, short, typed, classified_text(), in_shared_memory())]
+    return [call.SerializeToString() for call in (photo, short, typed, classified_text(), in_shared_memory())]
 
 
 class Mutations:

@@ -46,7 +46,7 @@ def bases() -> Mapping[str, bytes]:
     data = Path(onnx.__file__).parent / "backend" / "test" / "data"
     paths = [TEXT_REPOSITORY / "text_direction" / "1" / "model.onnx"]
     paths += [path for kind in KINDS for path in sorted(data.glob(kind)) if path.stem not in SLOW]
-    found = {str(Path(*each.parts[-3:])): each.read_bytes() for each in paths}
+    files = {str(Path(*path.parts[-3:])): path.read_bytes() for path in paths}
     own = {RARE: _rare()}
     for head in HEADS:
         own[f"{head} detector"] = TestDetector(head).build()
@@ -58,7 +58,7 @@ def bases() -> Mapping[str, bytes]:
             own[f"{layout} {datatype} classifier"] = form.build()
     own |= {"grey classifier": UserNetwork(channels=1).build(), "recogniser": TestRecogniser().build()}
     own |= {f"{name} embedder": convolutional(tail) for name, tail in UNIT.items()}
-    return found | {name: model.SerializeToString() for name, model in own.items()}
+    return files | {name: model.SerializeToString() for name, model in own.items()}
 
 
 def _rare() -> onnx.ModelProto:
@@ -100,15 +100,15 @@ def _messages(message: Any) -> Iterator[Any]:
     yield message
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            for each in value if field.is_repeated else [value]:
-                yield from _messages(each)
+            for part in value if field.is_repeated else [value]:
+                yield from _messages(part)
 
 
 def _drawn(model: Any, draw: random.Random) -> Any:
     """Draw a message: each type is as likely as any other, because most messages are operators or sizes."""
     by_type: dict[str, list[Any]] = {}
-    for each in _messages(model):
-        by_type.setdefault(each.DESCRIPTOR.full_name, []).append(each)
+    for part in _messages(model):
+        by_type.setdefault(part.DESCRIPTOR.full_name, []).append(part)
     return draw.choice(draw.choice([*by_type.values()]))
 
 
@@ -139,7 +139,7 @@ def _change(message: Any, other: Any, draw: random.Random) -> str:
         before = elements[place] if place < len(elements) else None
         elements[place : place + 1] = [_value(field, before, other, draw)]
     # Messages are copied, because a cleared field owns none.
-    copies = [_copied(each) for each in elements]
+    copies = [_copied(element) for element in elements]
     message.ClearField(field.name)
     getattr(message, field.name).extend(copies)
     return f"{how} {what}"
@@ -149,12 +149,12 @@ def _value(field: FieldDescriptor, before: Any, other: Any, draw: random.Random)
     """Draw a value of a field: one of another network, or one at an edge."""
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         kind = field.message_type.full_name
-        return _copied(draw.choice([each for each in _messages(other) if each.DESCRIPTOR.full_name == kind]))
+        return _copied(draw.choice([part for part in _messages(other) if part.DESCRIPTOR.full_name == kind]))
     if field.type == FieldDescriptor.TYPE_BYTES:
         return _bytes(bytes(before or b""), draw)
     if field.type == FieldDescriptor.TYPE_STRING:
         # Names are in fields of several kinds, and refer to each other.
-        same = [each for message in _messages(other) for each in _strings(message, field)]
+        same = [text for message in _messages(other) for text in _strings(message, field)]
         return draw.choice(same if same and draw.random() < 0.6 else STRINGS.get(field.name, NAMES))
     if field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
         return draw.choice(FLOATS)

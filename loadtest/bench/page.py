@@ -95,10 +95,10 @@ def _conditions(bench: Record) -> list[tuple[str, object]]:
 
 
 def _others(others: Mapping[str, Record]) -> Iterator[Sequence[object]]:
-    for name, each in sorted(others.items()):
+    for name, other in sorted(others.items()):
         page = ELSEWHERE[name]
         link = f"[{name}.json](../loadtest/results/{name}.json)"
-        yield link, command_text(each), f"[{page}]({page})"
+        yield link, command_text(other), f"[{page}]({page})"
 
 
 def readme_section(bench: Record) -> str:
@@ -106,7 +106,7 @@ def readme_section(bench: Record) -> str:
     rows: list[Sequence[object]] = []
     for photo, size in PHOTOS.items():
         rows += [_short(bench["rows"], photo, size, path) for path in (IN_PROCESS, "cpu", "ensemble")]
-    total, met = len(bench["targets"]), sum(each["met"] for each in bench["targets"])
+    total, met = len(bench["targets"]), sum(target["met"] for target in bench["targets"])
     noise = f" The A/A ratio was {bench['noise']['rate']['median']}." if bench["noise"] else ""
     return (
         f"Medians of interleaved rounds ({conditions(bench)};\n"
@@ -124,8 +124,8 @@ def cost_section(bench: Record) -> str:
         if row["generator"] == WRK and row["photo"] in PHOTOS and row["concurrency"] > cores:
             groups.setdefault((row["path"], row["photo"], row["precision"]), []).append(row)
     rows: list[Sequence[object]] = []
-    for (path, photo, precision), found in groups.items():
-        best = max(found, key=lambda row: float(row["rate"]["median"]))
+    for (path, photo, precision), group in groups.items():
+        best = max(group, key=lambda row: float(row["rate"]["median"]))
         cpu_ms, rate = best["cpu_ms"]["median"], best["rate"]["median"]
         predicted = cores * 1e3 / cpu_ms
         rows.append(
@@ -154,11 +154,11 @@ def _short(rows: Iterable[Row], photo: str, size: str, path: str) -> Sequence[ob
 
 def pages() -> dict[Path, str]:
     """Return all texts that are written from the records."""
-    found: dict[str, Record] = {
+    records: dict[str, Record] = {
         path.stem: json.loads(path.read_text()) for path in record.RESULTS.glob("*.json")
     }
-    bench, benchmarks = found.pop(NAME), BENCHMARKS.read_text()
-    for table in tables(bench, found):
+    bench, benchmarks = records.pop(NAME), BENCHMARKS.read_text()
+    for table in tables(bench, records):
         heading, rest = table.split("\n", 1)
         benchmarks = record.with_section(benchmarks, f"{heading}\n", rest)
     return {

@@ -75,19 +75,19 @@ def select(paths: str | None = None, photos: str | None = None, concurrency: str
     chosen = _choose("path", paths, PATHS), (*_choose("photo", photos, PHOTOS), TENSOR)
     counts = tuning.concurrencies(concurrency) or CONCURRENCIES
     served = [
-        each
-        for each in _served()
-        if each.path in chosen[0] and each.photo in chosen[1] and each.concurrency in counts
+        cell
+        for cell in _served()
+        if cell.path in chosen[0] and cell.photo in chosen[1] and cell.concurrency in counts
     ]
     if not served:
         raise ValueError("nothing to measure: no cell has all of the options")
-    found: list[Cell] = []
+    cells: list[Cell] = []
     for photo, precision in dict.fromkeys((cell.photo, cell.precision) for cell in served):
         group = [cell for cell in served if (cell.photo, cell.precision) == (photo, precision)]
-        found += [*_limits(group), *group]
+        cells += [*_limits(group), *group]
         if TWICE in group:
-            found.append(replace(TWICE, again=True))
-    return found
+            cells.append(replace(TWICE, again=True))
+    return cells
 
 
 def _served() -> Iterator[Cell]:
@@ -104,12 +104,12 @@ def _served() -> Iterator[Cell]:
 def _limits(group: Sequence[Cell]) -> list[Cell]:
     """Return the bases of the cells of one photo and precision."""
     first = group[0]
-    found = [first.limit]
+    cells = [first.limit]
     if first.photo != TENSOR:
-        found.append(replace(first.limit, path=BATCHES))
+        cells.append(replace(first.limit, path=BATCHES))
     if any(cell.concurrency == 1 for cell in group):
-        found.append(first.alone)
-    return found
+        cells.append(first.alone)
+    return cells
 
 
 def _choose(kind: str, text: str | None, known: Collection[str]) -> tuple[str, ...]:

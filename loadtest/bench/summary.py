@@ -82,7 +82,7 @@ def row_of(series: Series, cell: Cell) -> Row:
         field.name: spread(getattr(sample, field.name) for sample in series[cell]) for field in fields(Sample)
     }
     if cell.path not in LIMITS:
-        row["p99_of_even"] = spread(each.slack(cell.concurrency) for each in series[cell])
+        row["p99_of_even"] = spread(sample.slack(cell.concurrency) for sample in series[cell])
     if cell.limit in series and cell != cell.limit:
         row["of_limit"] = spread(ratios(series, cell, cell.limit, "rate"))
         row["cpu_of_limit"] = spread(ratios(series, cell, cell.limit, "cpu_ms"))
@@ -144,19 +144,19 @@ def targets(series: Series) -> list[Row]:
 
 def _judged(series: Series, path: str, concurrency: int | None = None) -> dict[str, list[Cell]]:
     """Return the FP32 cells of a path over HTTP, by photo."""
-    found: dict[str, list[Cell]] = {}
+    groups: dict[str, list[Cell]] = {}
     for cell in series:
         if cell.is_plain and cell.path == path and concurrency in (None, cell.concurrency):
-            found.setdefault(cell.photo, []).append(cell)
-    return found
+            groups.setdefault(cell.photo, []).append(cell)
+    return groups
 
 
 def _throughput(series: Series) -> Iterable[Row]:
     for path, limit in MIN_RATE.items():
-        for photo, found in _judged(series, path).items():
+        for photo, group in _judged(series, path).items():
             rates = {
                 cell: _ratio(series, cell, cell.limit, "rate")
-                for cell in found
+                for cell in group
                 if cell.concurrency >= SATURATING
             }
             if not rates:
@@ -173,7 +173,7 @@ def _latency(series: Series) -> Iterable[Row]:
     for concurrency, limit in MAX_P99.items():
         for photo, (cell,) in _judged(series, "cpu", concurrency).items():
             name = f"cpu, {photo}, concurrency {concurrency}: p99, of concurrency / throughput"
-            slack = statistics.median(each.slack(concurrency) for each in series[cell])
+            slack = statistics.median(sample.slack(concurrency) for sample in series[cell])
             yield _target(name, slack, high=limit)
     for photo, (cell,) in _judged(series, "cpu", 1).items():
         p50 = _ratio(series, cell, cell.alone, "p50_ms")

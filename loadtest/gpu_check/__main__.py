@@ -68,10 +68,10 @@ def run(plan: Plan, show: Callable[[str], None]) -> dict[str, Any]:
     _store(plan.target, _document(plan, sections))
     for name, limit_s in plan.sections.items():
         show(f"{name} (at most {limit_s:.0f} s)")
-        found = run_section(name, plan, min(limit_s, end_s - time.monotonic()))
-        sections[name] = {**found, **{key: plan.header[key] for key in ABOUT if key in plan.header}}
+        section = run_section(name, plan, min(limit_s, end_s - time.monotonic()))
+        sections[name] = {**section, **{key: plan.header[key] for key in ABOUT if key in plan.header}}
         _store(plan.target, _document(plan, sections))
-        show("   " + " ".join(filter(None, [found["status"], found["reason"]])))
+        show("   " + " ".join(filter(None, [section["status"], section["reason"]])))
     return _document(plan, sections)
 
 
@@ -83,12 +83,12 @@ def run_section(name: str, plan: Plan, limit_s: float) -> dict[str, Any]:
     file.unlink(missing_ok=True)
     words = plan.command(name, limit_s - STOP_S)
     ended = processes.run(words, plan.folder / f"{name}.log", limit_s, plan.environment)
-    found = _read(file)
+    results = _read(file)
     return {
         "status": ended.status,
-        "reason": found.pop("error", "") or ended.reason,
+        "reason": results.pop("error", "") or ended.reason,
         "seconds": round(time.monotonic() - begin_s, 1),
-        "results": found,
+        "results": results,
     }
 
 
@@ -99,14 +99,14 @@ def run_here(name: str, seconds: float, folder: Path) -> int:
     faulthandler.dump_traceback_later(seconds)
     end_s = time.monotonic() + seconds
     context = Context(os.environ, folder, lambda: end_s - time.monotonic())
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     try:
         for part in import_module(f"{__package__}.{name}").measure(context):
-            found |= part
-            _store(folder / f"{name}.json", found)
+            results |= part
+            _store(folder / f"{name}.json", results)
     except Exception as error:  # its text is the result of this section
         traceback.print_exc()
-        _store(folder / f"{name}.json", {**found, "error": f"{type(error).__name__}: {error}"})
+        _store(folder / f"{name}.json", {**results, "error": f"{type(error).__name__}: {error}"})
         return 1
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -182,9 +182,9 @@ def main() -> int:
     record.show(claims.HEADINGS, ([*row.values()] for row in rows))
     print(f"results and logs: {args.folder}")
     problems = [
-        f"section {name}: {each['status']}: {each['reason']}"
-        for name, each in document["sections"].items()
-        if each["status"] != "done"
+        f"section {name}: {section['status']}: {section['reason']}"
+        for name, section in document["sections"].items()
+        if section["status"] != "done"
     ]
     problems += claims.missed(rows)
     print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr)
@@ -196,7 +196,7 @@ def dry_run(sections: Mapping[str, float]) -> int:
     for name, limit_s in sections.items():
         module = import_module(f"{__package__}.{name}")
         print(f"{name} (at most {limit_s:.0f} s): {str(module.__doc__).splitlines()[0]}")
-    print(*(f"missing: {each}" for each in machine.missing()), sep="\n")
+    print(*(f"missing: {part}" for part in machine.missing()), sep="\n")
     return 0
 
 

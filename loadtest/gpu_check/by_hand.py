@@ -42,7 +42,7 @@ class Torch:
     def scores(self, photos: Sequence[bytes]) -> np.ndarray:
         """Return the scores of JPEG photos: float32[N, 1000], on the host."""
         with self._torch.inference_mode():
-            files = [self._torch.frombuffer(bytearray(each), dtype=self._torch.uint8) for each in photos]
+            files = [self._torch.frombuffer(bytearray(photo), dtype=self._torch.uint8) for photo in photos]
             decoded = self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device="cuda")
             tensor = self._torch.stack([self._crop(image) for image in decoded]).float()
             tensor = self._transforms.normalize(tensor, mean=[MEAN] * 3, std=[STD] * 3)

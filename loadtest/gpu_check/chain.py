@@ -162,7 +162,7 @@ def steps_ms(preprocessor: Any, images: Sequence[bytes], seconds: float) -> dict
             preprocessor.stream.synchronize()
 
         kept = decode()  # the decoded pixels must stay until the kernel has read them
-        sources = [each.source for each in kept]
+        sources = [image.source for image in kept]
         spent = {"decode_ms": timed_ms(decode, seconds), "kernel_ms": timed_ms(resize, seconds)}
     spent["prepare_ms"] = timed_ms(lambda: preprocessor.prepare(images), seconds)
     return {name: round(statistics.median(values), 4) for name, values in spent.items()}

@@ -71,11 +71,11 @@ def holds(target: str, value: Any) -> bool:
 
 def rows(sections: Mapping[str, Any]) -> list[record.Row]:
     """Return a row per claim with its result: the value, `(missed)`, or the status of the section."""
-    found = [
+    claims = [
         (path.partition(".")[0], text, target, _result(path, target, sections))
         for path, text, target in CLAIMS
     ]
-    return [dict(zip(HEADINGS, each, strict=True)) for each in found]
+    return [dict(zip(HEADINGS, claim, strict=True)) for claim in claims]
 
 
 def missed(found: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -116,7 +116,7 @@ def _value(path: str, sections: Mapping[str, Any]) -> Any:
 
 def _conditions(recorded: Mapping[str, Any]) -> str:
     gpus = recorded["sections"].get("machine", {}).get("results", {}).get("gpus", [])
-    names = ", ".join(f"{each['name']}, driver {each['driver']}" for each in gpus) or "unknown GPU"
+    names = ", ".join(f"{gpu['name']}, driver {gpu['driver']}" for gpu in gpus) or "unknown GPU"
     link = f"[{RECORD.name}](../loadtest/results/{RECORD.name})"
     by_commit: dict[str, list[str]] = {}
     for name, section in recorded["sections"].items():

@@ -43,8 +43,8 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
     if has("pytriton"):
         yield {"python_backend_has_cuda_code": python_backend_has_cuda_code(context.environment)}
     # Programs that use the GPU, each with a time limit.
-    found = gpu_findings.examine(context.environment, ())
-    yield {"doctor": [f"{finding.check}: {finding.status}: {finding.detail}" for finding in found]}
+    findings = gpu_findings.examine(context.environment, ())
+    yield {"doctor": [f"{finding.check}: {finding.status}: {finding.detail}" for finding in findings]}
 
 
 def has(module: str) -> bool:

@@ -33,7 +33,7 @@ def measure(context: Context) -> Iterator[Findings]:
     before = used_mib()
     with served.running(context, chain.PROFILE) as server:
         # Empty in a container that hides processes.
-        used = {f"{each.pid} {each.name}": each.memory_mib for each in nvidia_smi.read_processes()}
+        used = {f"{owner.pid} {owner.name}": owner.memory_mib for owner in nvidia_smi.read_processes()}
         yield {"ready_mib": used_mib() - before, "per_process_mib": used}
         loaded = _after_requests(server) - before
         yield {"after_requests_mib": loaded}
@@ -138,7 +138,7 @@ def main() -> None:
             held.append(cupy.cuda.Memory(size))
         except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError):
             size //= 2
-    print(sum(each.size for each in held), flush=True)
+    print(sum(piece.size for piece in held), flush=True)
     sys.stdin.read()
 
 

@@ -52,7 +52,7 @@ FORMS = {
 
 def measure(context: Context) -> Iterator[Findings]:
     """Yield times and differences of each form; a form that fails has its reason."""
-    found: Findings = {}
+    forms: Findings = {}
     with TemporaryDirectory() as folder:
         files = networks(Path(folder))
         # FP16 is compared with FP32; INT8 differs from FP32 by itself.
@@ -60,8 +60,8 @@ def measure(context: Context) -> Iterator[Findings]:
         exact = {name: session_of(files[name], CPU, {}).run([chain.SCORES], feed)[0] for name in (FP32, INT8)}
         for name, form in FORMS.items():
             wanted = exact.get(form.precision, exact[FP32])
-            found[name] = reason(form, files, context.left_s()) or timed(form, files[form.precision], wanted)
-            yield {"forms": found, "max_difference": {key: worst(each) for key, each in found.items()}}
+            forms[name] = reason(form, files, context.left_s()) or timed(form, files[form.precision], wanted)
+            yield {"forms": forms, "max_difference": {key: worst(finding) for key, finding in forms.items()}}
 
 
 def worst(form: Mapping[str, Any]) -> Any:
@@ -145,10 +145,10 @@ def on_device(session: Any, batch_size: int, expected: np.ndarray) -> Findings:
         binding.synchronize_outputs()
 
     spent = statistics.median(chain.timed_ms(run, TIMED_S))
-    found, wanted = out.numpy(), np.resize(expected, (batch_size, expected.shape[1]))
+    scores, wanted = out.numpy(), np.resize(expected, (batch_size, expected.shape[1]))
     return {
         "ms": round(spent, 4),
         "per_s": round(batch_size / spent * 1e3),
-        "max_difference": round(float(np.abs(found - wanted).max()), 6),
-        "same_class": bool((found.argmax(1) == wanted.argmax(1)).all()),
+        "max_difference": round(float(np.abs(scores - wanted).max()), 6),
+        "same_class": bool((scores.argmax(1) == wanted.argmax(1)).all()),
     }

@@ -81,6 +81,6 @@ def _end(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for each in below:
+    for child in below:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
+            child.kill()

@@ -111,6 +111,6 @@ def _load(port: int, request: Path, concurrency: int, clients: int, seconds: flo
 
 def together(parts: Sequence[LoadResult]) -> LoadResult:
     """Join the loads of several client processes: rates add up, and the worst percentile counts."""
-    totals = {name: sum(getattr(each, name) for each in parts) for name in ("rate", "answered", "failed")}
-    worst = {name: max(getattr(each, name) for each in parts) for name in ("p50_ms", "p90_ms", "p99_ms")}
+    totals = {name: sum(getattr(part, name) for part in parts) for name in ("rate", "answered", "failed")}
+    worst = {name: max(getattr(part, name) for part in parts) for name in ("p50_ms", "p90_ms", "p99_ms")}
     return replace(parts[0], **totals, **worst)

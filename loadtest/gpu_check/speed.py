@@ -35,9 +35,9 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
         yield {"overlapped_per_s": rates, "best_overlapped_per_s": max(rates.values())}
         yield {"wrong_in_mixed_batches": mixed(overlap, photo)}
     work = chain.Chain(ROWS)
-    found = [unbound(work, [photo] * rows) for rows in BATCH_SIZES]
-    limit = min(max(each[f"{step}_per_s"] for each in found) for step in ("decode", "network"))
-    yield {"unbound": found, "unbound_p50_ms": found[0]["p50_ms"], "slower_step_per_s": limit}
+    results = [unbound(work, [photo] * rows) for rows in BATCH_SIZES]
+    limit = min(max(result[f"{step}_per_s"] for result in results) for step in ("decode", "network"))
+    yield {"unbound": results, "unbound_p50_ms": results[0]["p50_ms"], "slower_step_per_s": limit}
     yield {"decoded_by_the_host": work.preprocessor.fallbacks}
 
 
@@ -75,13 +75,13 @@ def unbound(work: chain.Chain, images: Sequence[bytes]) -> dict[str, Any]:
 
 def rate(overlap: Overlap, images: Sequence[bytes]) -> float:
     """Return images per second of overlapping batches, the median of three runs."""
-    found = []
+    rates = []
     for _ in range(3):
         jobs = [Job(images) for _ in range(max(8, 600 // len(images)))]
         begin_s = time.perf_counter()
         run_all(overlap, jobs)
-        found.append(len(jobs) * len(images) / (time.perf_counter() - begin_s))
-    return round(statistics.median(found), 1)
+        rates.append(len(jobs) * len(images) / (time.perf_counter() - begin_s))
+    return round(statistics.median(rates), 1)
 
 
 def mixed(overlap: Overlap, photo: bytes) -> int:

@@ -46,8 +46,8 @@ def outcome(output: str, ended: Ended) -> dict[str, Any]:
     """Read pytest's output: its summary, and a line for each test that failed or was skipped."""
     lines = processes.COLOURS.sub("", output).splitlines()
     problems = [line[:MESSAGE_CHARACTERS] for line in lines if re.match(r"(FAILED|ERROR|SKIPPED) ", line)]
-    if ended.status in ("done", "failed") and lines and (found := re.fullmatch(r"=+ (.+) =+", lines[-1])):
-        return {"summary": found[1], "problems": problems}
+    if ended.status in ("done", "failed") and lines and (match := re.fullmatch(r"=+ (.+) =+", lines[-1])):
+        return {"summary": match[1], "problems": problems}
     words = (f"{output.count(f' {word.upper()} ')} {word}" for word in ("passed", "failed", "skipped"))
     return {
         "summary": f"{', '.join(words)}, stopped: {ended.reason[:MESSAGE_CHARACTERS]}",

@@ -79,7 +79,7 @@ def _registered() -> Any:
     memcpy = cupti.ActivityKind.MEMCPY
 
     def completed(activities: list[Any]) -> None:
-        _RECORDS.extend((int(each.copy_kind), int(each.bytes)) for each in activities if each.kind == memcpy)
+        _RECORDS.extend((int(copy.copy_kind), int(copy.bytes)) for copy in activities if copy.kind == memcpy)
 
     cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), completed)
     return cupti

@@ -140,14 +140,14 @@ def _play(scene: Scene, observer: Observer, traffic: Traffic, faults: Sequence[s
 def summarise(rounds: Sequence[record.Row]) -> list[record.Row]:
     """Return a row for each fault: seconds until the last failure, and the number of failures."""
     by_fault: dict[str, list[record.Row]] = defaultdict(list)
-    for each in rounds:
-        by_fault[each["fault"]].append(each)
+    for row in rounds:
+        by_fault[row["fault"]].append(row)
     return [
         {
             "fault": fault,
             "rounds": len(of),
-            **record.spread((each["back_s"] for each in of), 2),
-            "failed": sum(each["failed"] for each in of),
+            **record.spread((row["back_s"] for row in of), 2),
+            "failed": sum(row["failed"] for row in of),
         }
         for fault, of in by_fault.items()
     ]
@@ -171,19 +171,19 @@ def _run(args: argparse.Namespace, found: Findings) -> None:
 def main() -> int:
     """Torture, print and record; exit status 1 if anything failed."""
     parser = record.parser(__doc__, minutes=0.0, rounds=0, seed=1)
-    args, found = record.parsed(parser), Findings()
+    args, findings = record.parsed(parser), Findings()
     if not (args.minutes or args.rounds):
         parser.error("expected --minutes or --rounds")
-    _run(args, found)
-    memory = [asdict(each) for each in found.verdicts if each.what.startswith("memory")]
-    faults = summarise(found.rounds)
+    _run(args, findings)
+    memory = [asdict(check) for check in findings.verdicts if check.what.startswith("memory")]
+    faults = summarise(findings.rounds)
     print(record.table(verdict.COLUMNS, memory), record.table(COLUMNS, faults), sep="\n")
-    failures = [each.text() for each in found.verdicts if not each.is_good] + found.trouble
-    counts = {"requests": found.requests, "changes": found.changes, "checks": len(found.verdicts)}
+    failures = [check.text() for check in findings.verdicts if not check.is_good] + findings.trouble
+    counts = {"requests": findings.requests, "changes": findings.changes, "checks": len(findings.verdicts)}
     print(f"{counts}: {len(failures)} failed")
     for failure in failures[:MAX_SHOWN]:
         print(f"failed: {failure}", file=sys.stderr)
-    if not found.trouble:
+    if not findings.trouble:
         about = {"minutes": args.minutes, "rounds": args.rounds, "seed": args.seed}
         args.record.write(about | counts | {"memory": memory, "faults": faults})
     return int(bool(failures))

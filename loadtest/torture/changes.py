@@ -63,7 +63,7 @@ class Photo:
 def write_candidate(path: Path, number: int) -> Path:
     """Write the FP32 network with a different bias for espresso, so its scores are its own."""
     model = onnx.load(assets.REPOSITORY / NETWORK / "1" / "model.onnx")
-    (bias,) = (each for each in model.graph.initializer if each.name == BIAS)
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == BIAS)
     values = np.array(numpy_helper.to_array(bias))
     values[ESPRESSO] -= STEP * number
     bias.CopyFrom(numpy_helper.from_array(values, BIAS))

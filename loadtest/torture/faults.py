@@ -62,8 +62,8 @@ class Scene:
 
     def stub(self) -> int:
         """Draw one process of a model."""
-        found = stub_processes.find(self.running.record.pid, self.running.repository)
-        return self.draw.choice(sorted(each.process.pid for each in found))
+        stubs = stub_processes.find(self.running.record.pid, self.running.repository)
+        return self.draw.choice(sorted(stub.process.pid for stub in stubs))
 
 
 def _pause(scene: Scene, pid: int) -> None:
@@ -97,10 +97,10 @@ def busy(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for each in running:
-            each.kill()
-        for each in running:
-            each.wait()
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait()
 
 
 def _open_idle_connections(scene: Scene) -> None:

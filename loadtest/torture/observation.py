@@ -51,14 +51,14 @@ class Observer:
                 self._processes.update(resource_usage.tree(pid))
             words = psutil.Process(self._running.record.pid).cmdline()
             self._prefixes |= {word.partition(REGION_PREFIX)[2] for word in words if REGION_PREFIX in word}
-        for pid in (os.getpid(), *(each.pid for each in self._processes)):
+        for pid in (os.getpid(), *(process.pid for process in self._processes)):
             self._seen.update(_regions_of(pid))
 
     def left(self) -> tuple[list[str], list[str]]:
         """Return what is left after the end of server and gateway: processes, and files in shared memory."""
         # A killed process needs a moment to end.
         _, left = psutil.wait_procs(self._processes, timeout=END_S)
-        return [f"{each.pid} {each.status()}" for each in left], self._regions()
+        return [f"{process.pid} {process.status()}" for process in left], self._regions()
 
     def sample(self) -> Sample:
         """Measure each process tree, and the memory of each process."""
@@ -66,23 +66,23 @@ class Observer:
         # Free memory in the threads' allocators is not a leak, so it is returned before a sample.
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        record, found = self._running.record, Counter[str]()
+        record, values = self._running.record, Counter[str]()
         names = {record.pid: "tritonserver"}
         for stub in stub_processes.find(record.pid, self._running.repository):
             names[stub.process.pid] = stub.instance
         trees = {tree: resource_usage.tree(pid) for tree, pid in self._pids().items()}
         for tree, processes in {**trees, "callers": [psutil.Process()]}.items():
-            found[f"zombies, {tree}"] = 0
+            values[f"zombies, {tree}"] = 0
             for process in processes:
                 with contextlib.suppress(psutil.Error, OSError):  # it ended, or is a zombie
-                    found[f"processes, {tree}"] += 1
-                    found[f"zombies, {tree}"] += process.status() == psutil.STATUS_ZOMBIE
-                    found[f"threads, {tree}"] += process.num_threads()
-                    found[f"open files, {tree}"] += process.num_fds()
+                    values[f"processes, {tree}"] += 1
+                    values[f"zombies, {tree}"] += process.status() == psutil.STATUS_ZOMBIE
+                    values[f"threads, {tree}"] += process.num_threads()
+                    values[f"open files, {tree}"] += process.num_fds()
                     memory_bytes = resource_usage.own_bytes(process.pid)
-                    found[f"memory in all, {tree}"] += memory_bytes
-                    found[f"memory, {names.get(process.pid, tree)}"] += memory_bytes
-        return {name: value / MB if name.startswith("memory") else value for name, value in found.items()}
+                    values[f"memory in all, {tree}"] += memory_bytes
+                    values[f"memory, {names.get(process.pid, tree)}"] += memory_bytes
+        return {name: value / MB if name.startswith("memory") else value for name, value in values.items()}
 
     def samples(self, seconds: float, period_s: float, least: int = 2) -> list[Sample]:
         """Take samples for some time, and until there are enough."""
@@ -104,14 +104,14 @@ class Observer:
             time.sleep(POLL_S)
             samples = [*samples, self.sample() | self._gauges()][-QUIET_SAMPLES:]
         counts = {name for name in samples[0] if not name.startswith("memory")}
-        found = {name: min(each.get(name, 0.0) for each in samples) for name in counts}
-        return found | {"shared memory regions": len(self._regions())}
+        values = {name: min(sample.get(name, 0.0) for sample in samples) for name in counts}
+        return values | {"shared memory regions": len(self._regions())}
 
     def _pids(self) -> dict[str, int]:
         return {"server": self._running.pid, "gateway": self._gateway.pid}
 
     def _regions(self) -> list[str]:
-        names, prefixes = [each.name for each in stub_memory.FOLDER.iterdir()], (*self._prefixes,)
+        names, prefixes = [file.name for file in stub_memory.FOLDER.iterdir()], (*self._prefixes,)
         return sorted(name for name in names if name in self._seen or name.startswith(prefixes))
 
     def _gauges(self) -> Sample:
@@ -128,17 +128,17 @@ def gauges(page: MetricSamples) -> Sample:
         LookupError: a gauge is missing, which differs from zero.
     """
     values = {name: page.gauge(name) for name in GAUGES}
-    found = {name: value for name, value in values.items() if value is not None}
-    if missing := {*GAUGES} - {*found}:
+    numbers = {name: value for name, value in values.items() if value is not None}
+    if missing := {*GAUGES} - {*numbers}:
         raise LookupError(f"no page has {', '.join(sorted(missing))}")
-    return found | {"repairs": sum(map(page.total, REPAIRS))}
+    return numbers | {"repairs": sum(map(page.total, REPAIRS))}
 
 
 def _regions_of(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         paths = [Path(line.split(maxsplit=5)[-1]) for line in lines]
-        for each in Path(f"/proc/{pid}/fd").iterdir():
+        for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                paths.append(each.readlink())
+                paths.append(link.readlink())
         yield from (path.name for path in paths if path.parent == stub_memory.FOLDER)

@@ -130,8 +130,8 @@ def _parallel(photo: Photo, following: Following) -> str:
     runner, classifier = following()
 
     async def send() -> str:
-        found = await asyncio.gather(*(classifier.classify(photo.file) for _ in range(TOGETHER)))
-        return _joined(map(photo.fault, found))
+        predictions = await asyncio.gather(*(classifier.classify(photo.file) for _ in range(TOGETHER)))
+        return _joined(map(photo.fault, predictions))
 
     return str(runner.run(send()))
 
@@ -143,7 +143,7 @@ def _batch(photo: Photo, following: Following) -> str:
         *following().classify_many([*files[:BAD_PLACE], NOT_AN_IMAGE, *files[BAD_PLACE:]], batch_size=4)
     ]
     bad = refused(partial(_result, outcomes.pop(BAD_PLACE)), "invalid image: ")
-    return _joined([bad, *(photo.fault(_result(each)) for each in outcomes)])
+    return _joined([bad, *(photo.fault(_result(outcome)) for outcome in outcomes)])
 
 
 def _result(outcome: Any) -> Any:
@@ -226,10 +226,10 @@ def post(
     """
     connection.request("POST", path, body, dict(headers))
     with connection.getresponse() as response:
-        found = response.status, json.loads(response.read())
-    if (found[0] >= 500 or found[0] in (408, 429)) and _code(found) not in allowed:
-        raise Failed(f"{found[0]} {found[1]}")
-    return found
+        answer = response.status, json.loads(response.read())
+    if (answer[0] >= 500 or answer[0] in (408, 429)) and _code(answer) not in allowed:
+        raise Failed(f"{answer[0]} {answer[1]}")
+    return answer
 
 
 def _code(response: tuple[int, Mapping[str, Any]]) -> str:
@@ -240,7 +240,7 @@ def _code(response: tuple[int, Mapping[str, Any]]) -> str:
 
 def as_prediction(document: Mapping[str, Any]) -> Prediction:
     """Convert a response of the gateway to a prediction."""
-    labels = tuple(Label(each["index"], each["label"], each["score"]) for each in document["predictions"])
+    labels = tuple(Label(label["index"], label["label"], label["score"]) for label in document["predictions"])
     model, version, variant, reason = (document[name] for name in ("model", "version", "variant", "reason"))
     return Prediction(labels, model, version, variant, reason, "", Timings(0, 0))
 

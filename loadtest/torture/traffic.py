@@ -113,8 +113,8 @@ class Traffic:
         self.tallies = [Tally(kind) for kind in kinds]
         self._target, self._over, self._began_s = target or Target("", ""), threading.Event(), 0.0
         self._threads = [
-            threading.Thread(target=self._send_on, args=[each, place / len(kinds)], daemon=True)
-            for place, each in enumerate(self.tallies)
+            threading.Thread(target=self._send_on, args=[tally, place / len(kinds)], daemon=True)
+            for place, tally in enumerate(self.tallies)
         ]
 
     def __enter__(self) -> "Traffic":
@@ -135,12 +135,12 @@ class Traffic:
     @property
     def sent(self) -> int:
         """The number of all requests."""
-        return sum(each.sent for each in self.tallies)
+        return sum(tally.sent for tally in self.tallies)
 
     def failures(self, since_s: float) -> list[Failure]:
         """Return the failed requests that ended after a time, the last one at the end."""
-        found = [each for tally in self.tallies for each in list(tally.failed) if each.end_s > since_s]
-        return sorted(found)
+        errors = [error for tally in self.tallies for error in list(tally.failed) if error.end_s > since_s]
+        return sorted(errors)
 
     def faults(self) -> list[str]:
         """Return the reasons of all wrong and failed requests."""
@@ -156,7 +156,7 @@ class Traffic:
         since_s = time.monotonic()
         while not (self.is_calm(since_s, seconds) and is_ready()):
             if time.monotonic() - since_s > limit_s:
-                last = "\n".join(each.text for each in self.failures(since_s)[-5:])
+                last = "\n".join(failure.text for failure in self.failures(since_s)[-5:])
                 raise RuntimeError(f"{after}: no recovery within {limit_s:g} s; the last failures:\n{last}")
             time.sleep(POLL_S)
 
@@ -165,8 +165,8 @@ class Traffic:
         now = time.monotonic()
         return (
             now - since_s > seconds
-            and all(each.in_flight_since_s > since_s for each in self.tallies)
-            and all(each.right_s > since_s for each in self.tallies if each.kind.per_s >= 1)
+            and all(tally.in_flight_since_s > since_s for tally in self.tallies)
+            and all(tally.right_s > since_s for tally in self.tallies if tally.kind.per_s >= 1)
             and not self.failures(now - seconds)
         )
 

@@ -41,11 +41,11 @@ class Verdict:
 
 def judge_traffic(tallies: Sequence[Tally], may_fail: bool) -> Iterator[Verdict]:
     """Judge all outcomes; requests may fail because of faults, but a wrong outcome is never allowed."""
-    yield absent("wrong outcomes", [fault for each in tallies for fault in each.wrong])
-    yield absent("kinds without a right outcome", [each.kind.name for each in tallies if not each.right])
+    yield absent("wrong outcomes", [fault for tally in tallies for fault in tally.wrong])
+    yield absent("kinds without a right outcome", [tally.kind.name for tally in tallies if not tally.right])
     if not may_fail:
-        yield absent("failed requests", [failure.text for each in tallies for failure in each.failed])
-        starved = [each.kind.name for each in tallies if 4 * each.right < each.due]
+        yield absent("failed requests", [failure.text for tally in tallies for failure in tally.failed])
+        starved = [tally.kind.name for tally in tallies if 4 * tally.right < tally.due]
         yield absent("kinds sent too rarely", starved)
 
 
@@ -63,10 +63,10 @@ def judge_memory(steady: Sequence[Sample], calm: Sequence[Sample], rounds: int) 
     if len(steady) < MIN_SAMPLES:
         raise ValueError(f"expected {MIN_SAMPLES} samples, got {len(steady)}; fix: a longer soak")
     for name in sorted(name for name in steady[0] if name.startswith(MEMORY) and name in steady[-1]):
-        values = [each[name] for each in steady if name in each]
+        values = [sample[name] for sample in steady if name in sample]
         yield grown(name, values, max(SHARE * statistics.median(values), MIN_GROWTH_MB))
     for name in sorted(name for name in steady[0] if name.startswith(IN_ALL) and rounds):
-        values = [each[name] for each in calm]
+        values = [sample[name] for sample in calm]
         yield grown(f"{name}, {rounds} rounds of changes", values, MAX_KEPT_MB * rounds)
 
 

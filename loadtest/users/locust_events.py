@@ -180,8 +180,8 @@ class Run:
             self._encoded.values() if self._is_master else [self._environment.scheduler.snapshot().encode()]
         )
         statistics = RunStatistics.merged(encoded)
-        for each in self._environment.user_classes:
-            statistics.of(each.protocol)  # a protocol without a request gets a row, which fails
+        for user_class in self._environment.user_classes:
+            statistics.of(user_class.protocol)  # a protocol without a request gets a row, which fails
         workers = {*self._encoded, *self._environment.runner.clients} if self._is_master else set()
         report = Report.of(self._options.scenario, statistics, len(workers - self._finished))
         report.show()
@@ -216,8 +216,8 @@ class Run:
 
         def labels(photo: bytes) -> list[str]:
             with Classifier(address.netloc, "http", options.model) as classifier:
-                found = classifier.classify(photo, top_k=ALL_CLASSES).labels
-            return [label.name for label in sorted(found, key=lambda label: label.index)]
+                ranking = classifier.classify(photo, top_k=ALL_CLASSES).labels
+            return [label.name for label in sorted(ranking, key=lambda label: label.index)]
 
         return photo_set.own(Path(options.images), expected, labels if options.task == "classify" else None)
 

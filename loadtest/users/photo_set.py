@@ -75,14 +75,14 @@ def own(
 
 def _classes(names: set[str], labels: Sequence[str]) -> dict[str, Results]:
     """Return the classes of each name; several classes of a model may have the same label."""
-    found: dict[str, Results] = {
+    results: dict[str, Results] = {
         name: frozenset(index for index, label in enumerate(labels) if label == name or str(index) == name)
         for name in names
     }
-    if unknown := sorted(name for name, classes in found.items() if not classes):
+    if unknown := sorted(name for name, classes in results.items() if not classes):
         label = f"a label such as '{labels[0]}', or " if labels[0] else ""
         raise ValueError(
             f"the sub-folder '{unknown[0]}' is not a class of the model; expected {label}an index from 0 to "
             f"{len(labels) - 1}"
         )
-    return found
+    return results

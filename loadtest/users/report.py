@@ -85,7 +85,7 @@ class Report:
             shown.append((*[""] * 7, "service ms", *_cells(row.service_ms)))
         record.show(HEADINGS, shown, width=130)
         for row in self.rows:
-            for reason, times in sorted(row.failures.items(), key=lambda each: -each[1]):
+            for reason, times in sorted(row.failures.items(), key=lambda item: -item[1]):
                 print(f"{row.protocol}: {times} × {reason}")
 
 

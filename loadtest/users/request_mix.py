@@ -96,10 +96,10 @@ def read(result: Any, output: str = SCORES) -> Answer:
     if output == SCORES:
         if not np.isfinite(values).all():
             raise ValueError("expected finite scores, got others")
-        found: frozenset[int | str] = frozenset([int(values.argmax())])
+        results: frozenset[int | str] = frozenset([int(values.argmax())])
     else:
-        found = frozenset(map(bytes.decode, values.ravel()))
-    return Answer(found, "" if variants is None else variants.item().decode())
+        results = frozenset(map(bytes.decode, values.ravel()))
+    return Answer(results, "" if variants is None else variants.item().decode())
 
 
 def _words(found: Iterable[int | str]) -> str:

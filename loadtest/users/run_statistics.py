@@ -129,7 +129,7 @@ class RunStatistics:
 
     def encode(self) -> dict[str, Any]:
         """Return the statistics as plain values, for another process."""
-        series = {protocol: each.encode() for protocol, each in self.series.items()}
+        series = {protocol: statistics.encode() for protocol, statistics in self.series.items()}
         numbers = {name: getattr(self, name) for name in _LARGEST}
         return {"series": series, "variants": self.variants, **numbers}
 
@@ -137,13 +137,13 @@ class RunStatistics:
     def merged(cls, encoded: Iterable[Mapping[str, Any]]) -> "RunStatistics":
         """Combine the statistics of several processes."""
         whole = cls(processes=0)
-        for each in encoded:
+        for part in encoded:
             whole.processes += 1
             for name in _LARGEST:
-                setattr(whole, name, max(getattr(whole, name), each[name]))
-            for protocol, series in each["series"].items():
+                setattr(whole, name, max(getattr(whole, name), part[name]))
+            for protocol, series in part["series"].items():
                 whole.of(protocol).merge(series)
-            for key, (variant, protocol) in each["variants"].items():
+            for key, (variant, protocol) in part["variants"].items():
                 if whole.moved(key, variant, protocol):
                     whole.of(protocol).good -= 1
                     whole.of(protocol).fail(STRAYED)

@@ -91,7 +91,7 @@ class TurnScheduler:
         number = id(gevent.getcurrent())
         self._in_flight[number] = protocol, due_s
         counts = self.statistics.of(protocol)
-        in_flight = sum(each == protocol for each, _ in self._in_flight.values())
+        in_flight = sum(other == protocol for other, _ in self._in_flight.values())
         counts.in_flight_max = max(counts.in_flight_max, in_flight)
         try:
             yield due_s

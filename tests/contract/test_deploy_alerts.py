@@ -48,10 +48,10 @@ def test_alerts_fire_and_stay_silent_as_expected():
 
 
 def test_every_alert_is_tested_to_fire_and_to_stay_silent():
-    fired = {(name, labels.get("window")) for name, found in expected_alerts() for labels in found}
+    fired = {(name, labels.get("window")) for name, sets in expected_alerts() for labels in sets}
 
-    assert fired == {(each["alert"], each["labels"].get("window")) for each in alerts()}
-    assert {name for name, found in expected_alerts() if not found} == {each["alert"] for each in alerts()}
+    assert fired == {(alert["alert"], alert["labels"].get("window")) for alert in alerts()}
+    assert {name for name, sets in expected_alerts() if not sets} == {alert["alert"] for alert in alerts()}
 
 
 def test_every_alert_has_severity_texts_and_runbook():
@@ -61,7 +61,7 @@ def test_every_alert_has_severity_texts_and_runbook():
         assert texts["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
         assert {*texts} == {"summary", "description", "runbook_url"}
     sections = re.findall(r"^### (\w+)$", RUNBOOK.read_text(), flags=re.M)
-    assert sections == [*dict.fromkeys(each["alert"] for each in alerts())]
+    assert sections == [*dict.fromkeys(alert["alert"] for alert in alerts())]
 
 
 @pytest.mark.parametrize(("name", "about"), OBJECTIVES.items(), ids=OBJECTIVES)
@@ -81,13 +81,13 @@ def test_burn_rates_are_those_of_the_workbook(name, about):
         )
         for long, short, multiple, severity in WINDOWS
     ]
-    assert [(bare(each["expr"]), each["labels"]) for each in alerts() if each["alert"] == name] == expected
+    assert [(bare(rule["expr"]), rule["labels"]) for rule in alerts() if rule["alert"] == name] == expected
 
 
 def test_sums_of_objectives_are_a_minute_apart():
     """The alerts multiply sums by 60 to get requests."""
     files = [read(f"prometheus/{name}.yml") for name in ("rules", "alerts")]
-    groups = {each["name"]: each for file in files for each in file["groups"]}
+    groups = {group["name"]: group for file in files for group in file["groups"]}
 
     used = set().union(*(metrics_of(query.expression) for query in alerting())) & set(rules())
     minutely = {rule["record"] for rule in groups["objectives"]["rules"]}
@@ -103,10 +103,10 @@ def test_dead_server_silences_its_followers():
     assert dead["target_matchers"] == ['follows="dead_server"']
     assert "equal" not in dead
     assert same["equal"] == ["alertname", "job", "route"]
-    for each in alerts():
-        is_source = each["alert"] in DEAD_SERVER
-        assert not (is_source and "follows" in each["labels"]), each["alert"]
-        assert is_source or each["labels"]["severity"] == "ticket" or "follows" in each["labels"]
+    for alert in alerts():
+        is_source = alert["alert"] in DEAD_SERVER
+        assert not (is_source and "follows" in alert["labels"]), alert["alert"]
+        assert is_source or alert["labels"]["severity"] == "ticket" or "follows" in alert["labels"]
 
 
 def test_compose_runs_alertmanager():

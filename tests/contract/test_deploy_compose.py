@@ -50,19 +50,19 @@ def test_compose_file_follows_its_schema():
 
 
 def test_every_image_is_pinned():
-    tags = {name: each["image"].rpartition(":")[2] for name, each in SERVICES.items()}
+    tags = {name: service["image"].rpartition(":")[2] for name, service in SERVICES.items()}
     for dockerfile in DOCKERFILES:
-        defaults = dict(each.split("=", 1) for each in instructions(dockerfile, "ARG") if "=" in each)
+        defaults = dict(line.split("=", 1) for line in instructions(dockerfile, "ARG") if "=" in line)
         for base in instructions(dockerfile, "FROM"):
-            image = re.sub(r"\$\{(\w+)\}", lambda found, known=defaults: known[found[1]], base.split()[0])
+            image = re.sub(r"\$\{(\w+)\}", lambda match, known=defaults: known[match[1]], base.split()[0])
             tags[f"{dockerfile}: {base}"] = image.rpartition(":")[2]
 
     assert {name: tag for name, tag in tags.items() if not re.search(r"\d+\.\d+", tag)} == {}
-    built = {name: tags[name] for name, each in SERVICES.items() if "build" in each}
+    built = {name: tags[name] for name, service in SERVICES.items() if "build" in service}
     assert {name: tag for name, tag in built.items() if not f"{tag}-".startswith(f"{VERSION}-")} == {}
-    images = Counter(each["image"] for each in SERVICES.values() if "build" in each)
+    images = Counter(service["image"] for service in SERVICES.values() if "build" in service)
     assert {*images.values()} == {1}, "an image that two services build has two ids"
-    ours = {each["image"] for each in SERVICES.values() if each["image"].startswith("nereid-")}
+    ours = {service["image"] for service in SERVICES.values() if service["image"].startswith("nereid-")}
     assert {*images} == ours, "each is built"
 
 
@@ -82,14 +82,14 @@ def test_servers_are_guarded_and_supervised(service):
 
 
 def test_nvidias_image_keeps_buffers():
-    in_image = dict(each.split("=", 1) for line in instructions(NVIDIAS, "ENV") for each in line.split())
+    in_image = dict(word.split("=", 1) for line in instructions(NVIDIAS, "ENV") for word in line.split())
 
     assert in_image.items() >= {**KEEP_BUFFERS, "ORT_DISABLE_TELEMETRY": "1"}.items()
 
 
 def test_only_gateways_and_proxy_are_published_beyond_loopback():
-    ports = {name: each.get("ports", ()) for name, each in SERVICES.items()}
-    beyond = {name for name, each in ports.items() if any(not port.startswith("127.0.0.1:") for port in each)}
+    ports = {name: service.get("ports", ()) for name, service in SERVICES.items()}
+    beyond = {name for name, maps in ports.items() if any(not port.startswith("127.0.0.1:") for port in maps)}
 
     assert beyond == {*NVIDIA_SERVERS, "proxy"}
     for service in beyond:
@@ -102,18 +102,18 @@ def test_no_container_has_a_way_out():
         "inside": {"internal": True},
         "outside": {"driver_opts": {"com.docker.network.bridge.enable_ip_masquerade": "false"}},
     }
-    for name, each in SERVICES.items():
-        if each.get("network_mode") == "none":
-            assert "networks" not in each
+    for name, service in SERVICES.items():
+        if service.get("network_mode") == "none":
+            assert "networks" not in service
         else:
-            assert {*each["networks"]} == {"inside"} | ({"outside"} if "ports" in each else set()), name
-    assert [name for name, each in SERVICES.items() if "ipc" in each] == []
+            assert {*service["networks"]} == {"inside"} | ({"outside"} if "ports" in service else set()), name
+    assert [name for name, service in SERVICES.items() if "ipc" in service] == []
 
 
 def test_server_is_one_name_for_all_profiles():
     names: dict[str, set[str]] = {"server": set(), "servers": set()}
-    for service, each in SERVICES.items():
-        networks = each.get("networks")
+    for service, settings in SERVICES.items():
+        networks = settings.get("networks")
         for name in networks["inside"].get("aliases", ()) if isinstance(networks, dict) else ():
             names[name].add(service)
 
@@ -162,8 +162,8 @@ def test_health_of_a_server_is_a_correct_response():
     for dockerfile in DOCKERFILES:
         (in_image,) = instructions(dockerfile, "HEALTHCHECK")
         assert in_image.endswith(f"CMD {json.dumps(check)}")
-    staying = [each for each in SERVICES.values() if each["restart"] != "no"]
-    assert {each["healthcheck"]["test"][0] for each in staying} == {"CMD"}
+    staying = [service for service in SERVICES.values() if service["restart"] != "no"]
+    assert {service["healthcheck"]["test"][0] for service in staying} == {"CMD"}
     assert len(staying) == len(SERVICES) - 1, "only `init` ends"
 
 
@@ -214,14 +214,14 @@ def test_dockerfiles_pass_their_linter(dockerfile):
 )
 def test_install_script_says_what_is_wrong(arguments, code, reason, tmp_path):
     (tmp_path / "python").mkdir()
-    arguments = [each.format(backends=tmp_path) for each in arguments]
+    arguments = [argument.format(backends=tmp_path) for argument in arguments]
 
     done = run(ROOT / "deploy/install.sh", *arguments)
 
     assert (done.returncode, done.stderr.startswith(reason)) == (code, True), done.stderr
 
 
-@pytest.mark.parametrize("service", [name for name, each in SERVICES.items() if "build" in each])
+@pytest.mark.parametrize("service", [name for name, service in SERVICES.items() if "build" in service])
 def test_every_installed_version_is_pinned(service):
     extras = SERVICES[service]["build"].get("args", {}).get("EXTRAS", SLIM_EXTRAS).split(",")
     pins = {line.partition("==")[0] for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()}

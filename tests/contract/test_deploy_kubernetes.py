@@ -32,20 +32,20 @@ HEALTH_CHECK = ["python3", "/workspace/deploy/healthcheck.py"]
 
 
 def flags(words: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for word in words:
         name, _, value = word.partition("=")
-        found.setdefault(name, []).append(value)
-    return found
+        values.setdefault(name, []).append(value)
+    return values
 
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("overlay", [*PROFILES, "scaling/keda", "kserve"])
 def test_objects_fit_the_schemas(overlay, release):
-    for each in rendered(overlay):
-        assert each["metadata"].get("namespace", "nereid") == "nereid"
-        if each["kind"] not in UNKNOWN:
-            kubernetes_validate.validate(each, release, strict=True)
+    for manifest in rendered(overlay):
+        assert manifest["metadata"].get("namespace", "nereid") == "nereid"
+        if manifest["kind"] not in UNKNOWN:
+            kubernetes_validate.validate(manifest, release, strict=True)
 
 
 @pytest.mark.parametrize("overlay", PROFILES)
@@ -70,14 +70,14 @@ def test_kserve_runs_the_command_of_the_slim_image():
     assert server["args"][: len(own)] == own
     more = ("--repository", "--profile", "--model-control-mode", "--http-port", "--grpc-port")
     assert {*flags(server["args"][len(own) :])} == {*more}
-    assert [f"--http-port={each['containerPort']}" in server["args"] for each in server["ports"]] == [True]
+    assert [f"--http-port={port['containerPort']}" in server["args"] for port in server["ports"]] == [True]
 
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_images_are_those_of_compose(overlay):
-    images = {each["image"] for each in containers(overlay)}
+    images = {entry["image"] for entry in containers(overlay)}
 
-    assert images <= {each["image"] for each in SERVICES.values()} | FOREIGN
+    assert images <= {service["image"] for service in SERVICES.values()} | FOREIGN
     assert [image for image in images if not re.search(r":[^:/]*\d[^:/]*$", image)] == []
 
 
@@ -111,12 +111,12 @@ def test_a_pod_ends_without_losing_requests(overlay):
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_containers_may_do_little(overlay):
-    for each in containers(overlay):
-        context = each["securityContext"]
+    for entry in containers(overlay):
+        context = entry["securityContext"]
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["allowPrivilegeEscalation"] is False
         assert context["readOnlyRootFilesystem"] is True
-        assert {*each["resources"]} == {"requests", "limits"}
+        assert {*entry["resources"]} == {"requests", "limits"}
 
 
 @pytest.mark.parametrize("overlay", PROFILES)
@@ -127,7 +127,7 @@ def test_pods_may_do_little(overlay):
     assert spec["automountServiceAccountToken"] is False
     mounts = container(overlay, "server")["volumeMounts"]
     assert {mount["name"] for mount in mounts if not mount.get("readOnly")} == {"tmp", "shm", "run"}
-    (keys,) = (each["secret"] for each in spec["volumes"] if each["name"] == "keys")
+    (keys,) = (volume["secret"] for volume in spec["volumes"] if volume["name"] == "keys")
     assert keys["defaultMode"] & 0o022 == 0
 
 
@@ -135,9 +135,9 @@ def test_pods_may_do_little(overlay):
 def test_only_the_gateway_is_published(overlay):
     policy, service = find(overlay, "NetworkPolicy")["spec"], find(overlay, "Service")["spec"]
 
-    ports = {each["name"]: each["containerPort"] for each in container(overlay, "server")["ports"]}
-    assert {each["targetPort"] for each in service["ports"]} == {"http", "grpc"}
-    clients, monitoring = ({each["port"] for each in rule["ports"]} for rule in policy["ingress"])
+    ports = {port["name"]: port["containerPort"] for port in container(overlay, "server")["ports"]}
+    assert {port["targetPort"] for port in service["ports"]} == {"http", "grpc"}
+    clients, monitoring = ({port["port"] for port in rule["ports"]} for rule in policy["ingress"])
     assert clients == {ports["http"], ports["grpc"]}
     assert monitoring == {ports["http"], ports["metrics"], ports["health"]}
     assert all(rule["from"] for rule in policy["ingress"])
@@ -161,7 +161,7 @@ def test_selectors_select_the_same_pods(overlay):
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_route_is_the_repositorys(overlay):
     config = find(overlay, "ConfigMap")
-    (volume,) = (each for each in pod(overlay)["volumes"] if each["name"] == "routes")
+    (volume,) = (volume for volume in pod(overlay)["volumes"] if volume["name"] == "routes")
 
     ((name, text),) = config["data"].items()
     # It names its schema by a path, which leads nowhere from here.
@@ -181,12 +181,12 @@ def test_autoscalers_use_the_same_queries():
         for rule in adapter["rules"]["external"]
     }
     wanted = [
-        (queries[each["metric"]["name"]], kind := each["target"]["type"], int(each["target"][FIELDS[kind]]))
-        for each in (metric["external"] for metric in hpa["metrics"])
+        (queries[spec["metric"]["name"]], kind := spec["target"]["type"], int(spec["target"][FIELDS[kind]]))
+        for spec in (metric["external"] for metric in hpa["metrics"])
     ]
     assert wanted == [
-        (each["metadata"]["query"], each["metricType"], int(each["metadata"]["threshold"]))
-        for each in keda["triggers"]
+        (trigger["metadata"]["query"], trigger["metricType"], int(trigger["metadata"]["threshold"]))
+        for trigger in keda["triggers"]
     ]
     assert (hpa["minReplicas"], hpa["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
     assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]

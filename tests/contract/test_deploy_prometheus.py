@@ -30,12 +30,12 @@ FAULTY = FAULTS | {"deadline_exceeded"}
 ASKED = [*monitoring.asked(), *monitoring.alerting(), *monitoring.runbook_queries()]
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
-IMAGE_ENDPOINTS = {each.path for each in OPERATIONS if each.task and each.is_limited}
+IMAGE_ENDPOINTS = {operation.path for operation in OPERATIONS if operation.task and operation.is_limited}
 INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}
 # A batch, and a page of text, may take longer than the objective.
 LONG = {"/v1/classify", "/v1/read", "/v1/waybill"}
 ENDPOINTS = {grpc_front.INFER, *grpc_front.READ}
-ENDPOINTS |= {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)}
+ENDPOINTS |= {operation.path for operation in (*OPERATIONS, *http_front.OPERATIONS)}
 
 
 def promtool(*words: str) -> None:
@@ -47,8 +47,8 @@ def promtool(*words: str) -> None:
 
 def subclasses(kind: type) -> Iterator[type]:
     yield kind
-    for each in kind.__subclasses__():
-        yield from subclasses(each)
+    for subclass in kind.__subclasses__():
+        yield from subclasses(subclass)
 
 
 def selected(label: str, expression: str) -> list[tuple[str, set[str]]]:
@@ -87,7 +87,7 @@ def test_every_rule_is_tested():
     tests = read("prometheus/rules_test.yml")["tests"]
     expressions = [case["expr"] for test in tests for case in test["promql_expr_test"]]
 
-    assert {name for each in expressions for name in metrics_of(each)} == set(rules())
+    assert {name for text in expressions for name in metrics_of(text)} == set(rules())
 
 
 def test_queries_use_exported_or_recorded_metrics():
@@ -99,7 +99,7 @@ def test_queries_use_exported_or_recorded_metrics():
 
 
 def test_selected_outcomes_and_operations_exist():
-    outcomes = {"ok", "client_closed", *STATUS} | {each("").outcome for each in subclasses(ServingError)}
+    outcomes = {"ok", "client_closed", *STATUS} | {kind("").outcome for kind in subclasses(ServingError)}
     of_shadows = outcomes | {"agreed", "disagreed", "failed", "shed"}
 
     for query in ALL:
@@ -107,9 +107,9 @@ def test_selected_outcomes_and_operations_exist():
         for _, values in selected("outcome", query.expression):
             assert values <= (of_shadows if is_shadow else outcomes), query.where
         for _, values in selected("endpoint", query.expression):
-            chosen = {each for each in ENDPOINTS if any(re.fullmatch(value, each) for value in values)}
+            chosen = {path for path in ENDPOINTS if any(re.fullmatch(value, path) for value in values)}
             assert chosen in (IMAGE_ENDPOINTS, INFERENCE, INFERENCE - LONG), query.where
-            assert all(any(re.fullmatch(value, each) for each in chosen) for value in values), query.where
+            assert all(any(re.fullmatch(value, path) for path in chosen) for value in values), query.where
 
 
 @cases(

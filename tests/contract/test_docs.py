@@ -236,16 +236,16 @@ def section(title: str) -> str:
 
 
 def test_every_operation_is_documented():
-    assert {f"{each.method} {each.path}" for each in OPERATIONS} <= named(section("Operations"))
+    assert {f"{endpoint.method} {endpoint.path}" for endpoint in OPERATIONS} <= named(section("Operations"))
 
 
 def test_every_error_is_documented():
     rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", section("Errors"), re.M)
-    found = {code: statuses for statuses, cell in rows for code in re.findall(r"`(\w+)`", cell)}
+    errors = {code: statuses for statuses, cell in rows for code in re.findall(r"`(\w+)`", cell)}
 
-    assert {*found} == {*STATUS}
-    assert [code for code, statuses in found.items() if str(STATUS[code]) not in statuses] == []
+    assert {*errors} == {*STATUS}
+    assert [code for code, statuses in errors.items() if str(STATUS[code]) not in statuses] == []
 
 
 def test_every_setting_is_documented():
-    assert named(section("Settings")) - {"classify"} == {each.name for each in fields(Settings)}
+    assert named(section("Settings")) - {"classify"} == {setting.name for setting in fields(Settings)}

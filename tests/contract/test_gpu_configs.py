@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 FILES = ROOT.glob("model_repository/*/configs/gpu.pbtxt")
 CONFIGS = sorted(str(path.relative_to(ROOT)) for path in FILES if '"fused"' not in path.read_text())
-NETWORKS = [each for each in CONFIGS if 'backend: "onnxruntime"' in (ROOT / each).read_text()]
+NETWORKS = [path for path in CONFIGS if 'backend: "onnxruntime"' in (ROOT / path).read_text()]
 FUSED = ROOT / "model_repository" / "classify_v1" / "configs"
 GIBIBYTE = 2**30
 BATCHES = {"max_batch_size", "instance_group", "dynamic_batching"}
@@ -36,7 +36,7 @@ def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
     paths = ROOT.glob("model_repository/*/config.pbtxt")
     plain = {path.parent.name for path in paths if read_pbtxt(path).get("backend") in backends}
 
-    assert {ROOT.joinpath(each).parents[1].name for each in CONFIGS} == plain
+    assert {ROOT.joinpath(path).parents[1].name for path in CONFIGS} == plain
     assert len(NETWORKS) == 1
 
 
@@ -50,13 +50,13 @@ def test_only_batches_instances_and_options_differ_from_the_plain_config(relativ
 
 @pytest.mark.parametrize("relative", NETWORKS)
 def test_network_fits_its_config(relative):
-    found = config(relative)
+    model_config = config(relative)
     on_cpu = session_settings(config(relative, kind="CPU"))
-    validate(found, Signature.of(open_file(path_of(found), on_cpu)))
+    validate(model_config, Signature.of(open_file(path_of(model_config), on_cpu)))
 
-    ((name, options), *rest) = providers(found, [CUDA, CPU])
+    ((name, options), *rest) = providers(model_config, [CUDA, CPU])
 
-    assert (name, [each for each, _ in rest]) == (CUDA, [CPU])
+    assert (name, [provider for provider, _ in rest]) == (CUDA, [CPU])
     assert options["arena_extend_strategy"] == "kSameAsRequested"
     assert GIBIBYTE <= int(options["gpu_mem_limit"]) <= 4 * GIBIBYTE
     assert on_cpu.halves_batches
@@ -71,8 +71,8 @@ def test_one_process_has_the_steps_of_the_ensemble():
 
 
 def test_preprocessing_has_a_limit_of_memory():
-    (relative,) = (each for each in CONFIGS if each not in NETWORKS)
-    found = config(relative)
+    (relative,) = (path for path in CONFIGS if path not in NETWORKS)
+    model_config = config(relative)
 
-    tensor_bytes = found.max_batch_size * 3 * 224 * 224 * 4
-    assert PreprocessSettings.from_config(found).resources.gpu_memory_limit_bytes > 4 * tensor_bytes
+    tensor_bytes = model_config.max_batch_size * 3 * 224 * 224 * 4
+    assert PreprocessSettings.from_config(model_config).resources.gpu_memory_limit_bytes > 4 * tensor_bytes

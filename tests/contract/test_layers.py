@@ -31,7 +31,7 @@ def imported_modules(source: Path) -> set[str]:
 def test_adapters_import_only_the_library():
     assert ADAPTERS
     for source in ADAPTERS:
-        rooms = {each.split(".")[1] for each in imported_modules(source) if each.startswith("nereid.")}
+        rooms = {name.split(".")[1] for name in imported_modules(source) if name.startswith("nereid.")}
         assert rooms <= ADAPTERS_MAY_IMPORT, source.relative_to(ROOT)
 
 

@@ -45,25 +45,25 @@ def test_folders_are_the_tasks():
 def test_no_module_outside_imports_a_task(root):
     """`nereid/__init__.py` offers the public names of all tasks, for type checkers, too."""
     of_a_task = tuple(f"nereid.tasks.{folder}." for folder in FOLDERS)
-    found = {
+    imports = {
         path.relative_to(root).as_posix(): names
         for path in OUTSIDE
         if path != PACKAGE / "__init__.py"
         and (names := sorted(name for name in imported_modules(path) if f"{name}.".startswith(of_a_task)))
     }
 
-    assert found == {}
+    assert imports == {}
 
 
 def test_no_module_outside_names_a_task(root):
-    found = {
+    places = {
         f"{path.relative_to(root)}:{line}": word
         for path in OUTSIDE
         for line, word in words(path)
         if word in NAMES - OTHER_MEANINGS.get(path.relative_to(root).as_posix(), set())
     }
 
-    assert found == {}
+    assert places == {}
 
 
 def test_every_other_meaning_is_still_there(root):

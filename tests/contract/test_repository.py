@@ -67,7 +67,7 @@ def test_network_is_what_its_card_and_config_say(version):
 
 
 def test_check_finds_no_fault():
-    assert [(each.model, each.found) for each in check(REPOSITORY) if each.verdict != "ok"] == []
+    assert [(finding.model, finding.found) for finding in check(REPOSITORY) if finding.verdict != "ok"] == []
 
 
 def test_every_model_has_a_row_in_the_contract():

@@ -48,16 +48,16 @@ def test_instances_follow_the_load(tmp_path):
     with serving(repository, tmp_path / "run") as served:
         with calling(served, "eyes", 6) as calls:
             wait_until(lambda: number(served) == 2, "two instances", CHANGES_S)
-            two = {each.process for each in served.stubs("eyes")}
+            two = {stub.process for stub in served.stubs("eyes")}
             wait_until(lambda: is_settled(served, 3), "three instances", CHANGES_S)
             # A change of the number alone keeps processes, and ends only when no request waits by chance.
-            assert not two & {each.process for each in served.stubs("eyes")}
+            assert not two & {stub.process for stub in served.stubs("eyes")}
             shown = status(served.base, repository, served.record)
-            assert [each.instances for each in shown.models] == ["3 of 1-3"]
+            assert [model.instances for model in shown.models] == ["3 of 1-3"]
         wait_until(lambda: is_settled(served, 1), "one instance", CHANGES_S)
 
         assert {*calls.since()} == {11.0}
-        assert [served.metric("instance_changes_total", direction=each) for each in ("up", "down")] == [2, 2]
+        assert [served.metric("instance_changes_total", direction=way) for way in ("up", "down")] == [2, 2]
         assert served.metric("instance_change_failures_total") == 0
         assert "supervisor: instances of 'eyes': 1 → 2 of 1-3" in served.log
         assert "instances were busy for" in served.log
@@ -94,7 +94,7 @@ def test_process_killed_during_a_change(tmp_path, bounds, count, clients, goal):
     with serving(tmp_path / "repository", tmp_path / "run") as served:
         with calling(served, "eyes", clients) as calls:
             stubs = wait_until(lambda: changing(served, count), "a change", CHANGES_S)
-            last = [each.process for each in stubs if each.instance == f"eyes_0_{count - 1}"]
+            last = [stub.process for stub in stubs if stub.instance == f"eyes_0_{count - 1}"]
             os.kill(min(last, key=lambda process: process.started).pid, signal.SIGKILL)
             wait_until(lambda: number(served) == goal and served.is_ready(), "the goal", CHANGES_S)
             back_s, repairs = time.monotonic(), served.metric("repairs_total")

@@ -44,7 +44,7 @@ def test_every_path_over_http_has_sane_numbers():
         assert 50 < row["memory_mb"]["median"] < 4000
         assert row["rate"]["median"] > 1
     assert rows["cpu"]["cpu_of_limit"]["median"] > 0.5
-    assert [each["what"].split(":")[0] for each in result["targets"]] == [
+    assert [target["what"].split(":")[0] for target in result["targets"]] == [
         *["ensemble, small, concurrency 32"],
         *["cpu, small, concurrency 32"] * 7,
     ]
@@ -67,8 +67,8 @@ def test_interrupted_run_leaves_no_process(kind, tmp_path):
 
 
 def under_load(pid: int) -> list[psutil.Process]:
-    found = psutil.Process(pid).children(recursive=True)
+    children = psutil.Process(pid).children(recursive=True)
     try:
-        return found if "wrk" in [child.name() for child in found] else []
+        return children if "wrk" in [child.name() for child in children] else []
     except psutil.NoSuchProcess:
         return []

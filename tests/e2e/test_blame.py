@@ -76,13 +76,13 @@ def others_are_served(server):
 
 @cases(("request_", "status", "text"), **FAULTS)
 def test_callers_fault_is_not_the_variants(stub, request_, status, text):
-    found = []
+    outcomes = []
     for _ in range(ATTEMPTS):
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(request_, timeout=WATCHDOG_S)
-        found.append((caught.value.code(), text in caught.value.details()))
+        outcomes.append((caught.value.code(), text in caught.value.details()))
 
-    assert set(found) == {(status, True)}
+    assert set(outcomes) == {(status, True)}
 
 
 def test_callers_that_leave_blame_nobody(stub):

@@ -85,4 +85,4 @@ def test_server_is_the_triton_that_doctor_names(server):
     with urllib.request.urlopen(f"http://{url(server, 'http')}/v2") as response:
         version = json.load(response)["version"]
 
-    assert any(found.startswith(version) for found in TRITON_OF_PYTRITON.values())
+    assert any(release.startswith(version) for release in TRITON_OF_PYTRITON.values())

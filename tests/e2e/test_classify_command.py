@@ -47,8 +47,8 @@ def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
         return [(row["image"], int(row["index"] or 0) or None, row["error"]) for row in rows]
     objects = json.loads(printed) if form == "json" else [*map(json.loads, printed.splitlines())]
     return [
-        (each["image"], each["labels"][0]["index"] if "labels" in each else None, each.get("error", ""))
-        for each in objects
+        (item["image"], item["labels"][0]["index"] if "labels" in item else None, item.get("error", ""))
+        for item in objects
     ]
 
 

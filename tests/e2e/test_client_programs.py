@@ -48,7 +48,7 @@ def test_curl_program_prints_the_servers_json(root, fused):
     """No client library at all: curl and a shell."""
     response = json.loads(output_of(root, "clients/http_curl.sh", COFFEE, url(fused, "http")))
 
-    scores = next(each for each in response["outputs"] if each["name"] == "scores")
+    scores = next(output for output in response["outputs"] if output["name"] == "scores")
     assert scores["data"][0].endswith(":967:espresso")
 
 

@@ -109,13 +109,13 @@ def verdicts(tmp_path_factory):
     for name, config in (GOOD | BAD).items():
         put(repository, name, config)
     failures: dict[str, list[str]] = {name: [] for name in GOOD | BAD}
-    for each in check(repository):
-        if each.verdict == "fail":
-            failures[each.model].append(each.found)
+    for finding in check(repository):
+        if finding.verdict == "fail":
+            failures[finding.model].append(finding.found)
     options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=KEEP_SERVING)
     with EmbeddedServer(options, run, os.environ) as server:
         ready = Control(server.record()).ready_versions()
-    return {name: (name in ready, found) for name, found in failures.items()}
+    return {name: (name in ready, texts) for name, texts in failures.items()}
 
 
 @pytest.mark.parametrize("name", GOOD | BAD)

@@ -93,15 +93,15 @@ class TestDefault:
 
     def test_nobody_is_root_and_nothing_is_writable(self, default):
         services = default.compose("ps", "--services").split()
-        users = {each: default.compose("exec", "-T", each, "id", "-u").strip() for each in services}
+        users = {service: default.compose("exec", "-T", service, "id", "-u").strip() for service in services}
         writes = [
-            each
-            for each in services
-            if default.compose("exec", "-T", each, "sh", "-c", "touch /etc/x 2>&1 || echo no").strip()[-2:]
+            service
+            for service in services
+            if default.compose("exec", "-T", service, "sh", "-c", "touch /etc/x 2>&1 || echo no").strip()[-2:]
             != "no"
         ]
 
-        assert {each for each, user in users.items() if user == "0"} == set()
+        assert {service for service, user in users.items() if user == "0"} == set()
         assert writes == []
 
     def test_publish_route_and_rollback_lose_nothing(self, default):
@@ -137,7 +137,7 @@ class TestDefault:
             repaired_s = time.monotonic()
             load.wait_answers(100)
 
-        assert [each for each in load.failures if each.sent_s > repaired_s] == []
+        assert [failure for failure in load.failures if failure.sent_s > repaired_s] == []
 
     def test_prometheus_scrapes_everything(self, default):
         port = default.engine.variables["PROMETHEUS_PORT"]
@@ -146,7 +146,7 @@ class TestDefault:
             address = f"http://127.0.0.1:{port}/api/v1/targets"
             with urllib.request.urlopen(address, timeout=COMMAND_S) as page:
                 targets = json.load(page)["data"]["activeTargets"]
-            return {each["labels"]["job"] for each in targets if each["health"] == "up"}
+            return {target["labels"]["job"] for target in targets if target["health"] == "up"}
 
         wait_until(lambda: jobs() == {"server", "gateway", "supervisor"}, "targets", COMMAND_S)
 
@@ -156,7 +156,7 @@ class TestDefault:
         lines = default.compose("ps", "--all", "--format", "{{.Service}} {{.ExitCode}}").splitlines()
         codes = dict(line.split() for line in lines)
         # Debian's Prometheus and the placeholders end as their own signals say.
-        assert {each: codes[each] for each in ("init", "triton-cpu", "publisher")} == dict.fromkeys(
+        assert {service: codes[service] for service in ("init", "triton-cpu", "publisher")} == dict.fromkeys(
             ("init", "triton-cpu", "publisher"), "0"
         )
 
@@ -230,7 +230,7 @@ def fill(volume: dict[str, Any], overlay: str, folder: Path, keys: Path, group: 
         files = {name: text.encode() for name, text in find(overlay, "ConfigMap")["data"].items()}
     if "secret" in volume:
         mode = volume["secret"]["defaultMode"]
-        files = {each["path"]: keys.read_bytes() for each in volume["secret"]["items"]}
+        files = {item["path"]: keys.read_bytes() for item in volume["secret"]["items"]}
     for name, content in files.items():
         (folder / name).write_bytes(content)
         (folder / name).chmod(mode)
@@ -250,9 +250,9 @@ def run_words(container: dict[str, Any], spec: dict[str, Any], folder: Path) -> 
         options += ["--group-add", str(context["fsGroup"])]
     memory = container["resources"]["limits"]["memory"]
     options += ["--memory", str(int(memory[:-2]) * UNITS[memory[-2:]])]
-    for each in container.get("env", ()):
-        options += ["--env", f"{each['name']}={each['value']}"]
-    mediums = {each["name"]: each.get("emptyDir", {}).get("medium") for each in spec["volumes"]}
+    for variable in container.get("env", ()):
+        options += ["--env", f"{variable['name']}={variable['value']}"]
+    mediums = {volume["name"]: volume.get("emptyDir", {}).get("medium") for volume in spec["volumes"]}
     for mount in container["volumeMounts"]:
         if mediums[mount["name"]] == "Memory":
             options += ["--tmpfs", f"{mount['mountPath']}:mode=1777,exec"]
@@ -269,7 +269,7 @@ def probe(engine: compose.Engine, name: str, container: dict[str, Any], kind: st
     if "exec" in about:
         command = about["exec"]["command"]
     else:
-        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         page = f"http://127.0.0.1:{ports[about['httpGet']['port']]}{about['httpGet']['path']}"
         fetch = f"import urllib.request; urllib.request.urlopen({page!r}, timeout={about['timeoutSeconds']})"
         command = ["python3", "-c", fetch]

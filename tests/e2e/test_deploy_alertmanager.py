@@ -35,12 +35,12 @@ class Alertmanager:
         return [{*re.findall(r'"alertname":"(\w+)"', body.decode())} for body in self.bodies]
 
     def fire(self, *names: str) -> None:
-        labels = {each["alert"]: each["labels"] | {"alertname": each["alert"]} for each in alerts()}
+        labels = {alert["alert"]: alert["labels"] | {"alertname": alert["alert"]} for alert in alerts()}
         httpx.post(f"{self.api}/alerts", json=[{"labels": labels[name]} for name in names]).raise_for_status()
 
     def states(self) -> dict[str, str]:
-        found: list[dict[str, Any]] = httpx.get(f"{self.api}/alerts").json()
-        return {each["labels"]["alertname"]: each["status"]["state"] for each in found}
+        response: list[dict[str, Any]] = httpx.get(f"{self.api}/alerts").json()
+        return {alert["labels"]["alertname"]: alert["status"]["state"] for alert in response}
 
 
 @contextmanager

@@ -33,9 +33,9 @@ def test_wrong_answers_are_not_healthy(words, message, server):
     address = f"http://{url(server, 'http')}"
     words = [word.replace("{url}", address) for word in words]
 
-    code, found = check_health(*words, *([] if "--page" in words else ["--url", address]))
+    code, text = check_health(*words, *([] if "--page" in words else ["--url", address]))
 
-    assert (code, message in found) == (1, True), found
+    assert (code, message in text) == (1, True), text
     assert check_health("--page", f"{address}/v2/health/ready") == (0, "")
 
 

@@ -58,7 +58,7 @@ def image(tmp_path_factory):
             place = place / Path(source).name if target.endswith("/") else place
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / source, place)
-    (extras,) = (each.partition("=")[2] for each in instructions(SLIM, "ARG") if each.startswith("EXTRAS="))
+    (extras,) = (line.partition("=")[2] for line in instructions(SLIM, "ARG") if line.startswith("EXTRAS="))
     places = {"/opt/nereid": str(image.environment), '"${EXTRAS}"': extras}
     for run in instructions(SLIM, "RUN"):
         _, script, words = run.partition("deploy/install.sh ")

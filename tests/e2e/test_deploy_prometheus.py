@@ -47,13 +47,13 @@ DAMAGED = PHOTO[: len(PHOTO) // 20]
 # (tests/e2e/test_fallbacks.py).
 OTHERS = ("nereid_drift_", "nereid_route_predicted_total", "nereid_route_fallbacks_total")
 ABSENT = gpu_metrics() | {
-    series for each in families() if each.name.startswith(OTHERS) for series in each.series()
+    series for family in families() if family.name.startswith(OTHERS) for series in family.series()
 }
 RECORDED = [name for name, expression in rules().items() if not metrics_of(expression) & ABSENT]
 ASKED = asked(RATE_INTERVAL)
 QUERIES = [
     *(Query(name, name) for name in RECORDED),
-    *(each for each in ASKED if not metrics_of(each.expression) & (ABSENT | ({*rules()} - {*RECORDED}))),
+    *(query for query in ASKED if not metrics_of(query.expression) & (ABSENT | ({*rules()} - {*RECORDED}))),
 ]
 # Nothing has to fail, wait, or be under way just now; of all else, 0 would be a wrong selection.
 MAY_BE_0 = re.compile(
@@ -75,8 +75,8 @@ class Prometheus:
         return answer.json()["data"]
 
     def values(self, expression: str) -> list[float]:
-        found = [float(series["value"][1]) for series in self.get("query", query=expression)["result"]]
-        return list(filter(math.isfinite, found))
+        values = [float(series["value"][1]) for series in self.get("query", query=expression)["result"]]
+        return list(filter(math.isfinite, values))
 
 
 def configuration(ports: dict[str, int]) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
     """Send good and bad requests to the gateway and Triton, also with a key whose quota is too small."""
     triton = f"http://127.0.0.1:{observer.server.ports['http']}/v2/models/classify/infer"
     binary, jpeg = {"inference-header-content-length": "0"}, {"content-type": "image/jpeg"}
-    own, poor = ({"authorization": f"Bearer {each}"} for each in (key, limited))
-    images = [{"image": base64.b64encode(each).decode()} for each in (PHOTO, DAMAGED)]
+    own, poor = ({"authorization": f"Bearer {token}"} for token in (key, limited))
+    images = [{"image": base64.b64encode(photo).decode()} for photo in (PHOTO, DAMAGED)]
     is_over, labels = threading.Event(), itertools.cycle((1, 0))
 
     def predict(client: httpx.Client, image: bytes, headers: dict[str, str]) -> httpx.Response:
@@ -120,8 +120,8 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
 
     def with_feedback(client: httpx.Client) -> None:
         """Say that the first answer of a client is wrong, that the next is correct, and so on."""
-        found = predict(client, PHOTO, own).json()
-        truth = {"request_id": found["request_id"], "label": found["predictions"][next(labels)]["label"]}
+        answer = predict(client, PHOTO, own).json()
+        truth = {"request_id": answer["request_id"], "label": answer["predictions"][next(labels)]["label"]}
         client.post(f"{address}/v1/feedback", json=truth, headers=own)
 
     kinds: list[Callable[[httpx.Client], object]] = [
@@ -146,8 +146,8 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
             yield
         finally:
             is_over.set()
-        for each in asking:
-            each.result()
+        for future in asking:
+            future.result()
 
 
 @pytest.fixture(scope="module")
@@ -173,21 +173,21 @@ def watched(tmp_path_factory):
 
 def test_every_rule_is_evaluated(watched):
     def errors() -> dict[str, str]:
-        found = [rule for group in watched.get("rules")["groups"] for rule in group["rules"]]
-        return {rule["name"]: rule.get("lastError", "") for rule in found}
+        entries = [rule for group in watched.get("rules")["groups"] for rule in group["rules"]]
+        return {rule["name"]: rule.get("lastError", "") for rule in entries}
 
     wait_until(lambda: any(errors().values()) or all(watched.values(name) for name in RECORDED), "data")
 
-    assert errors() == dict.fromkeys([*rules(), *(each["alert"] for each in alerts())], "")
+    assert errors() == dict.fromkeys([*rules(), *(alert["alert"] for alert in alerts())], "")
 
 
 def test_only_alerts_with_a_reason_fire(watched):
     """Requests that miss their deadline burn the gateway's budget; no target and no process is in doubt."""
-    names = {each["alert"] for each in alerts()}
+    names = {alert["alert"] for alert in alerts()}
 
     wait_until(lambda: watched.values('ALERTS{alertname="GatewayErrors",severity="page"}'), "the alert")
     firing = {
-        each["labels"]["alertname"] for each in watched.get("alerts")["alerts"] if each["state"] == "firing"
+        item["labels"]["alertname"] for item in watched.get("alerts")["alerts"] if item["state"] == "firing"
     }
     assert "GatewayErrors" in firing <= names
     assert not firing & {"TargetDown", "TargetMissing", "ServerNotReady", "ServerRestarts", "RepairsRepeat"}
@@ -196,15 +196,15 @@ def test_only_alerts_with_a_reason_fire(watched):
 def test_reference_has_the_series_of_real_pages(watched):
     labels = {name: {*family.labels, "le"} for family in families() for name in family.series()}
 
-    found = watched.get("series", **{"match[]": '{__name__=~"nereid_.+",__name__!~".+_created"}'})
+    all_series = watched.get("series", **{"match[]": '{__name__=~"nereid_.+",__name__!~".+_created"}'})
 
-    assert {each["__name__"] for each in found} - labels.keys() == set()
+    assert {series["__name__"] for series in all_series} - labels.keys() == set()
     more = {
-        (each["__name__"], *({*each} - {"__name__", "job", "instance"} - labels[each["__name__"]]))
-        for each in found
+        (series["__name__"], *({*series} - {"__name__", "job", "instance"} - labels[series["__name__"]]))
+        for series in all_series
     }
-    assert {each for each in more if len(each) > 1} == set()
-    assert {each["__name__"].split("_")[1] for each in found} >= {"route", "gateway", "supervisor"}
+    assert {entry for entry in more if len(entry) > 1} == set()
+    assert {series["__name__"].split("_")[1] for series in all_series} >= {"route", "gateway", "supervisor"}
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)

@@ -124,10 +124,10 @@ def what_is_wrong(prediction: Prediction) -> str:
 
 @pytest.fixture(scope="module")
 def haproxy() -> str:
-    found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
-    if not found:
+    program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+    if not program:
         pytest.skip("haproxy is not installed; fix: apt-get install haproxy")
-    return found
+    return program
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path,
         predictions = [classifier.classify(COFFEE) for _ in range(8)]
         tried = int(proxy.servers()[f"{protocol}_servers", "a"]["wredis"])
 
-    assert [each.timings.attempts for each in predictions] == [1] * 8
+    assert [prediction.timings.attempts for prediction in predictions] == [1] * 8
     assert tried, "it got no request"
 
 

@@ -111,9 +111,9 @@ class World:
 
     @property
     def folder(self) -> Path:
-        found = run_dir.find_folder(self.served.base, self.repository)
-        assert found
-        return found
+        folder = run_dir.find_folder(self.served.base, self.repository)
+        assert folder
+        return folder
 
     def monitor(self) -> Monitor:
         made = Monitor(
@@ -159,13 +159,13 @@ class World:
         monitor.poll()
         assert monitor.state
         (route,) = monitor.state.routes
-        return next(each for each in route.variants if each.variant == "v1")
+        return next(variant for variant in route.variants if variant.variant == "v1")
 
 
 def over_limit(found: VariantDrift) -> set[str]:
-    assert {each.verdict for each in found.signals} <= {"ok", "drift"}, found
-    assert {each.signal for each in found.signals} == SIGNALS
-    return {each.signal for each in found.signals if each.verdict == "drift"}
+    assert {signal.verdict for signal in found.signals} <= {"ok", "drift"}, found
+    assert {signal.signal for signal in found.signals} == SIGNALS
+    return {signal.signal for signal in found.signals if signal.verdict == "drift"}
 
 
 @contextmanager
@@ -189,13 +189,13 @@ def world(tmp_path_factory):
 
 
 def test_reference_has_every_variant_and_names_bad_images(world):
-    found = read_reference(path_of(world.repository, ROUTE))
+    reference = read_reference(path_of(world.repository, ROUTE))
 
-    assert found
-    assert [(each.name, each.images) for each in found.variants] == [("v1", PHOTOS), ("v2", PHOTOS)]
-    for variant in found.variants:
+    assert reference
+    assert [(entry.name, entry.images) for entry in reference.variants] == [("v1", PHOTOS), ("v2", PHOTOS)]
+    for variant in reference.variants:
         assert set(variant.signals) | {"class"} == SIGNALS
-        assert {sum(each.counts) for each in variant.signals.values()} <= {PHOTOS, PHOTOS - 1}
+        assert {sum(signal.counts) for signal in variant.signals.values()} <= {PHOTOS, PHOTOS - 1}
         assert sum(variant.classes) == PHOTOS
     named = [line for line in world.log if "bad-" in line]
     assert len(named) == 4
@@ -203,10 +203,10 @@ def test_reference_has_every_variant_and_names_bad_images(world):
 
 
 def test_undisturbed_photos_raise_nothing(world):
-    found = world.look_at(lambda photo: photo)
+    drift = world.look_at(lambda photo: photo)
 
-    assert over_limit(found) == set()
-    assert found.requests >= SENT
+    assert over_limit(drift) == set()
+    assert drift.requests >= SENT
 
 
 def test_histograms_of_the_page_are_whole(world):
@@ -233,9 +233,9 @@ def test_histograms_of_the_page_are_whole(world):
 def test_degraded_photos_raise_their_signal(world, name):
     change, signal = DEGRADED[name]
 
-    found = world.look_at(change)
+    drift = world.look_at(change)
 
-    assert signal in over_limit(found), found
+    assert signal in over_limit(drift), drift
     assert any("exceeds its limit" in line for line in world.log)
 
 
@@ -266,9 +266,9 @@ def test_feedback_shows_the_accuracy(world, tmp_path):
 
         shown = json.loads(world.served.nereid("drift", "show", ROUTE, "--json").stdout)
 
-    (found,) = shown["accuracy"]
-    assert (found["variant"], found["answers"], found["correct"]) == ("v1", 4, 3)
-    assert 0.3 < found["low"] < 0.75 < found["high"] < 1
+    (accuracy,) = shown["accuracy"]
+    assert (accuracy["variant"], accuracy["answers"], accuracy["correct"]) == ("v1", 4, 3)
+    assert 0.3 < accuracy["low"] < 0.75 < accuracy["high"] < 1
 
 
 def _post(address: str, body: bytes, headers: dict[str, str] | None = None) -> dict:

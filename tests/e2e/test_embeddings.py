@@ -61,13 +61,13 @@ def faces(request, tmp_path_factory) -> Iterator[Faces]:
     for name, photo in zip(("coffee", "chelsea"), PHOTOS, strict=True):
         (folder / f"{name}.png").write_bytes(photo)
     with serving(folder / "models", folder / "run", "--profile", request.param) as served:
-        found = Faces(served, folder)
+        setup = Faces(served, folder)
         how = "--preprocess", "resize=exact", "--preprocess", f"scale={1 / 255}"
-        done = found.nereid(
+        done = setup.nereid(
             "add", str(folder / "faces.onnx"), "--name", "faces", "--task", "embed", *how, "--yes"
         )
         assert f"{DIMS} dimensions, length 1" in done.stderr
-        yield found
+        yield setup
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -90,13 +90,13 @@ def test_every_client_gets_the_vectors_of_the_network(faces, protocol):
 
 def test_command_prints_dims_and_all_numbers(faces):
     table = faces.nereid("embed", *faces.files, "--model", "faces").stdout
-    found = json.loads(faces.nereid("embed", *faces.files, "--model", "faces", "--json").stdout)
+    results = json.loads(faces.nereid("embed", *faces.files, "--model", "faces", "--json").stdout)
     lines = faces.nereid("embed", *faces.files, "--model", "faces", "--jsonl").stdout.splitlines()
     rows = faces.nereid("embed", *faces.files, "--model", "faces", "--csv").stdout.splitlines()
 
     expected = embeddings(convolutional(), *PHOTOS)
-    np.testing.assert_allclose([each["vector"] for each in found], expected, atol=1e-5)
-    assert [json.loads(line)["vector"] for line in lines] == [each["vector"] for each in found]
+    np.testing.assert_allclose([result["vector"] for result in results], expected, atol=1e-5)
+    assert [json.loads(line)["vector"] for line in lines] == [result["vector"] for result in results]
     assert (str(DIMS) in table, "variant v1 by weight" in table) == (True, True)
     assert f"{expected[0][0]:.3f}" in table
     assert rows[0].startswith("image,dims,vector,")
@@ -132,7 +132,7 @@ def test_next_version_is_refused_or_shadowed_by_its_cosine(faces):
     refused = faces.served.nereid("publish", "faces", str(faces.folder / "far.onnx"), *PUBLISH)
     faces.nereid("publish", "faces", str(faces.folder / "near.onnx"), *PUBLISH)
     document = json.loads((faces.served.repository / "faces.route.json").read_text())
-    (model,) = (each["model"] for each in document["variants"] if each["name"] == "v2")
+    (model,) = (variant["model"] for variant in document["variants"] if variant["name"] == "v2")
     shadow = {"name": "next", "model": model, "version": 1, "percent": 100}
     faces.set_route(shadows=[shadow], shadow_max_in_flight=16)
     address = f"127.0.0.1:{faces.served.ports['grpc']}"
@@ -141,7 +141,7 @@ def test_next_version_is_refused_or_shadowed_by_its_cosine(faces):
     wait_until(lambda: faces.shadow("requests_total", outcome="agreed") == 5, "five comparisons")
     wait_until(lambda: faces.shadow("score_distance_count") == 5, "their distances")
 
-    (old,), (new,) = (embeddings(each, PHOTOS[0]) for each in (convolutional(), near))
+    (old,), (new,) = (embeddings(network, PHOTOS[0]) for network in (convolutional(), near))
     assert refused.returncode == 1
     assert "expected a cosine of at least 0.9 with the current version's" in refused.stderr
     assert {answer.variant for answer in answers} == {"v1"}

@@ -88,9 +88,9 @@ class Front:
         message = v2.ModelInferRequest(model_name=sent.model, id=document["id"], raw_input_contents=data)
         _set(message, document)
         for given, kind in (("inputs", message.inputs), ("outputs", message.outputs)):
-            for each in document[given]:
-                fields = {name: each[name] for name in ("shape", "datatype") if name in each}
-                _set(kind.add(name=each["name"], **fields), each)
+            for entry in document[given]:
+                fields = {name: entry[name] for name in ("shape", "datatype") if name in entry}
+                _set(kind.add(name=entry["name"], **fields), entry)
         call = self._channel.unary_unary(INFER)
         try:
             call(message.SerializeToString(), metadata=self._headers(sent), timeout=WATCHDOG_S)

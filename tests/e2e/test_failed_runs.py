@@ -43,7 +43,7 @@ def triton_metric(served: Served, beginning: str) -> float:
 
 
 def test_instance_with_a_broken_device_is_replaced(served):
-    before = {each.process for each in served.stubs("fragile")}
+    before = {stub.process for stub in served.stubs("fragile")}
 
     with pytest.raises(InferenceServerException) as raised:
         infer(served, 3, 3)
@@ -61,6 +61,6 @@ def test_instance_with_a_broken_device_is_replaced(served):
     assert raised.value.message().startswith("unavailable: device failed: onnx runtime error 1: ")
     assert ILLEGAL_ACCESS in raised.value.message()
     assert infer(served, 2, 2).shape == (2, 2)
-    wait_until(lambda: not before & {each.process for each in served.stubs("fragile")}, "new processes")
+    wait_until(lambda: not before & {stub.process for stub in served.stubs("fragile")}, "new processes")
     assert "supervisor: model 'fragile' version 1 had a failed device" in served.log
     assert triton_metric(served, 'nereid_onnxruntime_device_failures_total{model="fragile"') == 1

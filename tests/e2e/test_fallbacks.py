@@ -50,7 +50,7 @@ def test_no_request_is_lost_with_the_default(served, number):
     before = counted(served, "spare")
     with calling(served, "look", CALLERS) as calls:
         wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
-        newest = max(served.stubs("eyes"), key=lambda each: each.process.started)
+        newest = max(served.stubs("eyes"), key=lambda stub: stub.process.started)
         os.kill(newest.process.pid, number)
         wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
         wait_until(served.is_ready, "ready again")

@@ -61,10 +61,10 @@ def test_photo_is_recognised_in_every_kind_of_body(base):
 
     assert raw.json()["predictions"] == form.json()["predictions"]
     assert (raw.json()["variant"], raw.json()["version"], raw.json()["reason"]) == ("v1", "1", "variant")
-    best = [each["predictions"][0]["index"] for each in batch.json()["results"]]
+    best = [result["predictions"][0]["index"] for result in batch.json()["results"]]
     assert best[0] == raw.json()["predictions"][0]["index"] == ESPRESSO
     assert best[1] in CATS
-    assert {each["version"] for each in batch.json()["results"]} == {"2"}
+    assert {result["version"] for result in batch.json()["results"]} == {"2"}
 
 
 async def leave(port: int, after_s: float) -> None:

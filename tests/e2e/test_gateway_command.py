@@ -113,7 +113,7 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
             answers = [first, *(answer() for _ in range(count))]
         finally:
             over.set()
-        refused = set().union(*(each.result() for each in flooding))
+        refused = set().union(*(future.result() for future in flooding))
 
     assert [answer for status, answer in answers if status != 200] == []
     assert {answer["variant"] for _, answer in answers} <= {"v1", "v2"}
@@ -170,17 +170,17 @@ def test_second_signal_does_not_wait(tmp_path):
 
 
 def workers_of(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def connections_of(pid: int, port: int) -> int:
-    found = psutil.Process(pid).net_connections("tcp")
-    return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in found)
+    links = psutil.Process(pid).net_connections("tcp")
+    return sum(link.laddr.port == port and link.status == psutil.CONN_ESTABLISHED for link in links)
 
 
 def requests_of(page: str) -> float:
-    found = re.findall(r'^nereid_gateway_requests_total\{endpoint="/predict".* (\S+)$', page, re.MULTILINE)
-    return sum(map(float, found))
+    values = re.findall(r'^nereid_gateway_requests_total\{endpoint="/predict".* (\S+)$', page, re.MULTILINE)
+    return sum(map(float, values))
 
 
 def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):

@@ -74,12 +74,12 @@ def protocol(request):
 
 
 def infer(url: str, protocol: str, model: str, tensor, outputs=(), **options) -> Arrays:
-    wanted = [CLIENTS[protocol].InferRequestedOutput(*each) for each in outputs] or None
+    wanted = [CLIENTS[protocol].InferRequestedOutput(*output) for output in outputs] or None
     with CLIENTS[protocol].InferenceServerClient(url) as client:
-        found = arrays_of(client.infer(model, [tensor], outputs=wanted, **options))
+        arrays = arrays_of(client.infer(model, [tensor], outputs=wanted, **options))
     # JSON has texts instead of bytes.
     as_bytes = np.vectorize(lambda text: text.encode() if isinstance(text, str) else text, "O")
-    return {name: as_bytes(array) if array.dtype == object else array for name, array in found.items()}
+    return {name: as_bytes(array) if array.dtype == object else array for name, array in arrays.items()}
 
 
 def test_triton_has_no_port(guarded):
@@ -87,7 +87,7 @@ def test_triton_has_no_port(guarded):
 
     assert not any(is_listening(guarded.pid, port) for port in guarded.served.ports.values())
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert {each.name for each in folder.iterdir()} == {"http.sock", "grpc.sock:8001", "metrics.sock"}
+    assert {file.name for file in folder.iterdir()} == {"http.sock", "grpc.sock:8001", "metrics.sock"}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -105,11 +105,11 @@ def test_attacks_are_rejected_and_do_not_disturb_others(guarded):
 
     callers = classifiers(guarded.url, "classify", 2, 8)
     with Traffic(callers) as traffic:
-        found = {attack.name: attack.send(guarded.front) for attack in ATTACKS}
+        statuses = {attack.name: attack.send(guarded.front) for attack in ATTACKS}
 
     # Beside other work on the machine, a costly file may take longer than the route's deadline.
-    late = {name for name in COSTLY if found[name] == "504"}
-    wrong = {each.name: found[each.name] for each in ATTACKS if found[each.name] not in each.expected}
+    late = {name for name in COSTLY if statuses[name] == "504"}
+    wrong = {case.name: statuses[case.name] for case in ATTACKS if statuses[case.name] not in case.expected}
     assert wrong.keys() <= late, wrong
     assert traffic.sent > 5
     assert traffic.faults() == []
@@ -162,15 +162,15 @@ def test_reading_methods_pass(guarded, protocol):
         config = client.get_model_config("classify")
         statistics = client.get_inference_statistics("classify")
     if protocol == "http":
-        found = metadata["name"], model["name"], config["name"], statistics["model_stats"][0]["name"]
+        names = metadata["name"], model["name"], config["name"], statistics["model_stats"][0]["name"]
     else:
-        found = metadata.name, model.name, config.config.name, statistics.model_stats[0].name
-    assert found == ("triton", "classify", "classify", "classify")
+        names = metadata.name, model.name, config.config.name, statistics.model_stats[0].name
+    assert names == ("triton", "classify", "classify", "classify")
 
 
 @pytest.mark.slow
 def test_random_requests_are_answered(guarded):
-    pids = [each.pid for each in resource_usage.tree(guarded.served.process.pid)]
+    pids = [process.pid for process in resource_usage.tree(guarded.served.process.pid)]
 
     outcome = asyncio.run(fuzz(guarded.front, pids, 10 * REQUESTS, seed=1))
 
@@ -181,7 +181,7 @@ def test_random_requests_are_answered(guarded):
 def test_killed_gateway_is_started_again(guarded):
     pid, parent = guarded.pid, guarded.served.process.pid
     children = [
-        each for file in Path(f"/proc/{parent}/task").glob("*/children") for each in file.read_text().split()
+        word for file in Path(f"/proc/{parent}/task").glob("*/children") for word in file.read_text().split()
     ]
     (gateway,) = [pid for pid in children if GATEWAY_WORDS in Path(f"/proc/{pid}/cmdline").read_bytes()]
 

@@ -53,7 +53,7 @@ def hostile_pictures() -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture
 def memory(text_server):
-    return lambda: sum(each.memory_bytes for each in process_usage.read_tree(text_server.pid, "server"))
+    return lambda: sum(process.memory_bytes for process in process_usage.read_tree(text_server.pid, "server"))
 
 
 def outcome(client: httpx.Client, address: str, image: bytes) -> str:
@@ -61,7 +61,7 @@ def outcome(client: httpx.Client, address: str, image: bytes) -> str:
     response = client.post(address, content=image, headers={"inference-header-content-length": "0"})
     if response.status_code == 200:
         size = int(response.headers["inference-header-content-length"])
-        shapes = {each["name"]: each["shape"] for each in json.loads(response.content[:size])["outputs"]}
+        shapes = {item["name"]: item["shape"] for item in json.loads(response.content[:size])["outputs"]}
         assert shapes["text"][0] == 1
         assert shapes["text"][1] <= MAX_LINES
         assert shapes["box"] == [*shapes["text"], 4, 2]
@@ -80,8 +80,8 @@ def test_hostile_images_are_read_within_bounds(text_server, memory):
     send_all(text_server, [("label", LABEL)])
     before = memory()
 
-    found = send_all(text_server, hostile_pictures())
+    outcomes = send_all(text_server, hostile_pictures())
 
     limits = re.compile(f"lines of text|read within {DEFAULT_MAX_READ_S:g} s")
-    assert [text for _, text in found if text and not limits.search(text)] == []
+    assert [text for _, text in outcomes if text and not limits.search(text)] == []
     assert memory() - before < 4 * GROWTH_BYTES

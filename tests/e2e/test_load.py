@@ -39,10 +39,10 @@ def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
 
     code = load.run_locust(pasted, 2.0, report, ["--users", str(CALLERS), "--thresholds="])
 
-    found = rows(report)
+    table = rows(report)
     assert code == 0
-    assert {name: row["failures"] for name, row in found.items()} == {"grpc": {}, "http": {}}
-    assert {row["in_flight_max"] for row in found.values()} == {CALLERS // 2}
+    assert {name: row["failures"] for name, row in table.items()} == {"grpc": {}, "http": {}}
+    assert {row["in_flight_max"] for row in table.values()} == {CALLERS // 2}
 
 
 def two_processes() -> list[str]:
@@ -53,14 +53,14 @@ def two_processes() -> list[str]:
 
 def asking(report: Path, server: load.Target) -> list[psutil.Process]:
     ports = {int(address.rpartition(":")[2]) for address in server}
-    found = []
-    for each in psutil.Process().children(recursive=True):
+    processes = []
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if str(report) in each.cmdline() and any(
-                at.raddr and at.raddr.port in ports for at in each.net_connections()
+            if str(report) in process.cmdline() and any(
+                at.raddr and at.raddr.port in ports for at in process.net_connections()
             ):
-                found.append(each)
-    return found
+                processes.append(process)
+    return processes
 
 
 @cases(("number", "code"), killed=(signal.SIGKILL, 128 + signal.SIGKILL), told=(signal.SIGTERM, 1))
@@ -87,14 +87,14 @@ def test_open_loop_over_two_processes_is_one_report(target, tmp_path, monkeypatc
 
     code = load.run_locust(target, 5.0, report, [*two_processes(), *words])
 
-    found, whole = rows(report), json.loads(report.read_text())
+    table, whole = rows(report), json.loads(report.read_text())
     assert code == 0
     assert (whole["processes"], whole["lost"]) == (2, 0)
-    assert [row["failures"] for row in found.values()] == [{}, {}]
+    assert [row["failures"] for row in table.values()] == [{}, {}]
     # Both workers' whole rate would be 40, one's share 10; one that begins later has less of its share.
-    assert sum(row["target_per_s"] for row in found.values()) == pytest.approx(20, abs=5)
+    assert sum(row["target_per_s"] for row in table.values()) == pytest.approx(20, abs=5)
     sent = json.loads(report.with_suffix(".locust.json").read_text())
-    assert sum(each["num_requests"] for each in sent) == sum(row["requests"] for row in found.values())
+    assert sum(entry["num_requests"] for entry in sent) == sum(row["requests"] for row in table.values())
 
 
 def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
@@ -111,7 +111,7 @@ def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
     assert (code, {*failures}) == (1, {"wrong result: expected 285, got 967"})
     assert all(row["rate_per_s"] > 0 for row in rows(report).values())
     sent = json.loads(report.with_suffix(".locust.json").read_text())
-    assert {each["name"] for each in sent} == {"classify own photos"}
+    assert {entry["name"] for entry in sent} == {"classify own photos"}
 
 
 def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd):

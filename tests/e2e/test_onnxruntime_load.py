@@ -33,8 +33,8 @@ def check_refused(server, log: list[str], name: str, message: str) -> None:
 
     pattern = rf"failed to load '{name}' version 1: (.*?)(\\n|\"?$)"
     assert message in refused.value.message()
-    found = wait_until(lambda: [each[1] for line in [*log] if (each := re.search(pattern, line))], "the log")
-    assert message in found[0].replace('\\"', '"')
+    texts = wait_until(lambda: [hit[1] for line in [*log] if (hit := re.search(pattern, line))], "the log")
+    assert message in texts[0].replace('\\"', '"')
 
 
 def test_bad_config_is_refused_in_the_words_of_nvidia(server, log):
@@ -65,11 +65,11 @@ def test_config_is_completed_from_the_network(server, log):
     store(server.options.repository, "bare", ROWS, None)
     with connect(server) as client:
         client.load_model("bare")
-        found = client.get_model_config("bare").config
+        config = client.get_model_config("bare").config
 
-    described = [(each.name, each.data_type, list(each.dims)) for each in (*found.input, *found.output)]
+    described = [(entry.name, entry.data_type, list(entry.dims)) for entry in (*config.input, *config.output)]
     assert described == [(name, model_config_pb2.TYPE_FP32, [4]) for name in ("x", "y")]
-    assert (found.max_batch_size, list(found.dynamic_batching.preferred_batch_size)) == (4, [4])
+    assert (config.max_batch_size, list(config.dynamic_batching.preferred_batch_size)) == (4, [4])
     message = "autofilled max_batch_size to 4 for model 'bare' since batching is supporrted but no "
     message += "max_batch_size is specified in model configuration. Must specify max_batch_size to "
     message += "utilize autofill with a larger max batch size"

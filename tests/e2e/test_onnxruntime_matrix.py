@@ -276,7 +276,7 @@ def test_all_instances_map_the_same_file(server):
         assert_same(answer, plain_run(server, "shared", inputs))
     maps = [Path(f"/proc/{pid}/maps").read_text().splitlines() for pid in group_members(server.pid)]
     names = [{line.split()[-1] for line in lines if str(place) in line} for lines in maps]
-    mapped = [each for each in names if each]
+    mapped = [files for files in names if files]
     assert len(mapped) == INSTANCES
     assert len(set.union(*mapped)) == 1
     (file,) = place.glob("*/*.bin")

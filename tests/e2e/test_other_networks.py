@@ -55,13 +55,13 @@ def accepted(path: Path) -> tuple[Arrays, Arrays]:
     rng, failures = np.random.default_rng(0), []
     for sides in SIDES:
         given = {}
-        for place, each in enumerate(onnxruntime.InferenceSession(path).get_inputs()):
+        for place, node in enumerate(onnxruntime.InferenceSession(path).get_inputs()):
             free = cycle((1,) if place else sides)
             shape = [
-                dim if isinstance(dim, int) else next(free) if at else 1 for at, dim in enumerate(each.shape)
+                dim if isinstance(dim, int) else next(free) if at else 1 for at, dim in enumerate(node.shape)
             ]
             drawn = rng.standard_normal(shape) if shape else np.full(shape, SAMPLE_RATE)
-            given[each.name] = drawn.astype(DTYPES[each.type])
+            given[node.name] = drawn.astype(DTYPES[node.type])
         try:
             return given, run(path, given)
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
@@ -76,17 +76,17 @@ def test_answers_are_those_of_onnx_runtime(files, tmp_path):
         for name, path in files.items():
             given, expected = accepted(path)
             (folder := repository / name / "1").mkdir(parents=True)
-            for each in path.parent.glob(f"{path.name}*"):  # the weights may be next to it
-                shutil.copy(each, folder / ("model.onnx" if each == path else each.name))
+            for file in path.parent.glob(f"{path.name}*"):  # the weights may be next to it
+                shutil.copy(file, folder / ("model.onnx" if file == path else file.name))
             client.load_model(name)
-            for each in client.get_model_metadata(name).inputs:  # which have no scalars
-                array = given[each.name]
-                given[each.name] = array.reshape(array.shape + (1,) * (len(each.shape) - array.ndim))
-            found = infer(server, name, given)
+            for tensor in client.get_model_metadata(name).inputs:  # which have no scalars
+                array = given[tensor.name]
+                given[tensor.name] = array.reshape(array.shape + (1,) * (len(tensor.shape) - array.ndim))
+            outputs = infer(server, name, given)
             client.unload_model(name)
             for key, right in expected.items():
                 near = 1e-6 * np.abs(right).max(initial=1)
-                np.testing.assert_allclose(found[key].reshape(right.shape), right, 1e-5, near, err_msg=name)
+                np.testing.assert_allclose(outputs[key].reshape(right.shape), right, 1e-5, near, err_msg=name)
 
 
 # The files of the zoo have one number as every weight, so that all classes have the same score.
@@ -111,8 +111,8 @@ def site(tmp_path_factory):
 
 def with_random_weights(source: Path, target: Path) -> Path:
     model, rng = onnx.load(source), np.random.default_rng(0)
-    shapes = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
-    for node in [each for each in model.graph.node if each.op_type == "ConstantOfShape"]:
+    shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for node in [node for node in model.graph.node if node.op_type == "ConstantOfShape"]:
         shape = shapes[node.input[0]]
         scale = np.sqrt(2 / shape[1:].prod())  # keeps the numbers in range
         drawn = rng.normal(0, scale, shape) if len(shape) > 1 else rng.uniform(0.5, 1.5, shape)
@@ -131,7 +131,7 @@ def added(repository, path, record, **chosen):
     while not proposals:
         request = AddRequest(path, "own", profiles=("cpu",), is_replacing=True, **chosen)
         try:
-            add(repository, request, record, confirm=lambda each: not proposals.append(each))
+            add(repository, request, record, confirm=lambda proposal: not proposals.append(proposal))
         except WrongUsage as error:
             if not (named := [flag for flag in advice if re.search(rf"{flag}\b", str(error))]):
                 raise
@@ -146,7 +146,7 @@ def computed(path: Path, repository: Path) -> np.ndarray:
     given = (IMAGENET if "preset" in given else {}) | given
     is_channels_last = given.get("layout") == "NHWC"
     height, width, _ = np.roll(
-        [int(each) for each in config["output"][0]["dims"]], 0 if is_channels_last else -1
+        [int(dim) for dim in config["output"][0]["dims"]], 0 if is_channels_last else -1
     )
     size, sides = np.array(PHOTO.size), np.array([width, height])
     if given.get("resize") == "letterbox":
@@ -158,9 +158,9 @@ def computed(path: Path, repository: Path) -> np.ndarray:
     image = Image.new("RGB", sides.tolist(), (114, 114, 114))
     image.paste(PHOTO.resize(size.tolist(), Image.Resampling.BILINEAR), tuple(corner.tolist()))
     numbers = (given.get("mean", "0"), given.get("std", "1"))
-    mean, std = (np.array(each.split(","), np.float64) for each in numbers)
+    mean, std = (np.array(text.split(","), np.float64) for text in numbers)
     array = ((np.asarray(image) - mean) / std * float(given.get("scale", 1))).astype(np.float32)[None]
-    (name,) = [each.name for each in onnxruntime.InferenceSession(path).get_inputs()]
+    (name,) = [node.name for node in onnxruntime.InferenceSession(path).get_inputs()]
     return next(iter(run(path, {name: array if is_channels_last else array.transpose(0, 3, 1, 2)}).values()))
 
 
@@ -174,7 +174,7 @@ def test_added_classifier_has_the_scores_of_its_file(site, files, tmp_path, name
         scores = client.scores(PHOTO)
 
     expected = computed(path, repository).ravel()
-    if any("a softmax is appended" in each for each in proposal.changes):
+    if any("a softmax is appended" in change for change in proposal.changes):
         expected = np.exp(expected - expected.max())
         expected /= expected.sum()
     # A pixel exactly between two levels is rounded up or down: docs/backends.md.
@@ -187,16 +187,16 @@ def test_added_detector_finds_the_objects_of_its_file(site, files):
 
     added(repository, files["320n"], record, post_processing={"score_threshold": "0.01"})
     with Detector(record.url("grpc"), model="own") as client:
-        found = client.detect(PHOTO).objects
+        objects = client.detect(PHOTO).objects
 
     (rows,) = computed(files["320n"], repository)
     best, size = rows[4:].max(axis=0), np.array(PHOTO.size)
     resized = np.rint(size * 320 / size.max())
     corners = [rows[:2].T + sign * rows[2:4].T / 2 - (320 - resized) // 2 for sign in (-1, 1)]
-    boxes = np.concatenate([(each * size / resized).clip(0, size) for each in corners], axis=1)
-    assert found[0].score == pytest.approx(best.max(), abs=1e-4)
-    for each in found:
-        assert np.abs(boxes[np.abs(best - each.score) < 1e-4] - each.box).max(axis=1).min() < 0.05, each
+    boxes = np.concatenate([(corner * size / resized).clip(0, size) for corner in corners], axis=1)
+    assert objects[0].score == pytest.approx(best.max(), abs=1e-4)
+    for thing in objects:
+        assert np.abs(boxes[np.abs(best - thing.score) < 1e-4] - thing.box).max(axis=1).min() < 0.05, thing
 
 
 def test_added_recogniser_has_the_best_characters_of_its_file(site, files):
@@ -205,11 +205,11 @@ def test_added_recogniser_has_the_best_characters_of_its_file(site, files):
     array = ((line / 255 - 0.5) / 0.5).transpose(2, 0, 1)[None]
 
     added(repository, path, record)
-    found = infer(server, "own_network", {"x": array})
+    outputs = infer(server, "own_network", {"x": array})
 
     (expected,) = run(path, {"x": array}).values()
-    np.testing.assert_array_equal(found["index"], expected.argmax(axis=2))
-    np.testing.assert_allclose(found["probability"], expected.max(axis=2), 1e-4)
+    np.testing.assert_array_equal(outputs["index"], expected.argmax(axis=2))
+    np.testing.assert_allclose(outputs["probability"], expected.max(axis=2), 1e-4)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -55,8 +55,8 @@ class Own:
 
     def ask(self, address: str, protocol: Any = "grpc", **options: str) -> tuple[str, list[str]]:
         with self.kind(address, protocol, self.name) as client:
-            found = getattr(client, self.task)(self.photo, **options)
-        return found.variant, words_of(found)
+            result = getattr(client, self.task)(self.photo, **options)
+        return result.variant, words_of(result)
 
 
 def words_of(found: Any) -> list[str]:
@@ -123,12 +123,12 @@ def calling(served: Served, own: Own) -> Iterator[Counter[str]]:
     def call(protocol: str) -> None:
         while not is_over.wait(0.1):  # otherwise the publications have no core
             try:
-                variant, found = own.ask(f"127.0.0.1:{served.ports[protocol]}", protocol)
+                variant, words = own.ask(f"127.0.0.1:{served.ports[protocol]}", protocol)
             except Exception as error:  # reported at the end
                 failures.append(repr(error))
                 continue
-            if found != own.words:
-                failures.append(f"{variant}: {found}")
+            if words != own.words:
+                failures.append(f"{variant}: {words}")
             variants[variant] += 1
 
     with ThreadPoolExecutor(2) as pool:
@@ -137,7 +137,7 @@ def calling(served: Served, own: Own) -> Iterator[Counter[str]]:
             yield variants
         finally:
             is_over.set()
-    assert [*filter(None, (each.result() for each in calls)), *failures] == []
+    assert [*filter(None, (future.result() for future in calls)), *failures] == []
 
 
 @pytest.fixture(scope="module", params=["cpu", "ensemble"])
@@ -179,7 +179,7 @@ def test_life_of_a_model(served, tmp_path, store):
         # The machine that tests is busy, and this test is not about latency.
         gates = "--accept-change", "--max-slowdown", "1000"
         nereid("publish", own.name, str(own.second), *gates)
-        (model,) = (each["model"] for each in document()["variants"] if each["name"] == "v2")
+        (model,) = (variant["model"] for variant in document()["variants"] if variant["name"] == "v2")
         shadow = {"name": "next", "model": model, "version": 1, "percent": 100}
         set_route(shadows=[shadow], shadow_max_in_flight=16)
         wait_until(lambda: agreed() >= 3, "a shadow that agrees")
@@ -202,6 +202,6 @@ def test_life_of_a_model(served, tmp_path, store):
     removed = nereid("remove", own.name, "--yes")
 
     assert dropped == ("v3", own.last_words)
-    assert sorted(each["version"] for each in shown["versions"]) == [1, 3]
+    assert sorted(version["version"] for version in shown["versions"]) == [1, 3]
     assert [part for part in PARTS[own.task] if f"{part}: removed" not in removed] == []
-    assert [each.name for each in repository.iterdir() if each.is_dir() and own.name in each.name] == []
+    assert [path.name for path in repository.iterdir() if path.is_dir() and own.name in path.name] == []

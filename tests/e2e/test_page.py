@@ -237,7 +237,7 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
     rows = page.locator("#answer .bars li")
     assert rows.count() == 5
     assert rows.first.locator(".label").inner_text() == "espresso"
-    drawn, track = (rows.first.locator(each).bounding_box()["width"] for each in (".fill", ".track"))
+    drawn, track = (rows.first.locator(selector).bounding_box()["width"] for selector in (".fill", ".track"))
     shown = float(rows.first.locator(".score").inner_text().rstrip("\u00a0%")) / 100
     assert shown > 0.9
     assert drawn / track == pytest.approx(shown, abs=0.01)
@@ -367,7 +367,7 @@ def test_comparison_uses_every_variant(visit, gateways):
     sync_api.expect(page.locator("#outcomes")).to_contain_text("ok ")
     assert page.locator("#charts svg[role=img]").count() == 2
     assert "default-src 'none'" in page.request.get(origin).headers["content-security-policy"]
-    assert [each for each in seen.requests if not each.startswith((f"{origin}/", f"blob:{origin}/"))] == []
+    assert [link for link in seen.requests if not link.startswith((f"{origin}/", f"blob:{origin}/"))] == []
     assert len(seen.requests) > 15
     assert (page.evaluate("violations"), seen.console) == ([], [])
 
@@ -593,14 +593,14 @@ def test_switch_shows_nothing_of_the_other_model(visit):
     sync_api.expect(note).to_have_text("read_text_v1, version 1")
     page.route(re.compile("/models/read_text/(read|route)$"), lambda route: held.append(route))
     page.locator("#again").click()
-    while {each.request.url.rpartition("/")[2] for each in held} != {"read", "route"}:
+    while {route.request.url.rpartition("/")[2] for route in held} != {"read", "route"}:
         page.wait_for_timeout(100)
 
     page.get_by_role("tab", name="Read a waybill").click()
 
     assert "read_text" not in page.locator("body").inner_text()
-    for each in held:
-        each.continue_()
+    for route in held:
+        route.continue_()
     sync_api.expect(note).to_have_text("read_waybill_v1, version 1")
     expect_busy(page, "false")
     assert "read_text" not in page.locator("body").inner_text()
@@ -694,7 +694,7 @@ def test_another_tab_repeats_the_image(visit):
     page.get_by_role("tab", name="Read text").click()
 
     sync_api.expect(page.locator(".boxes img")).to_be_visible()
-    assert [page.locator(each).is_visible() for each in ("#compare", "#top-k", "#seen")] == [False] * 3
+    assert [page.locator(part).is_visible() for part in ("#compare", "#top-k", "#seen")] == [False] * 3
     sync_api.expect(page.locator("#served")).to_contain_text("read_text")
     page.get_by_role("tab", name="Classify").click()
     expect_verdict(page, "espresso")

@@ -74,9 +74,9 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     response = served.send(ROUTE, headers={"x-variant": "v2"})
     assert (response.added, response.origin) == (2, ("v2", "2", "variant"))
     assert policies(served.repository) <= {ALL_VERSIONS, ONLY_FIRST.replace("1", "1, 2")}
-    name, found = versions(served.repository, ROUTE, record)
+    name, states = versions(served.repository, ROUTE, record)
     assert name == NET
-    assert [(each.version, each.state, each.shares) for each in found] == [
+    assert [(state.version, state.state, state.shares) for state in states] == [
         (2, "ready", {ROUTE: 0.75}),
         (1, "ready", {ROUTE: 0.25}),
     ]
@@ -129,7 +129,7 @@ def wrong(load: Load, added: dict[int, int]) -> list[RouteResponse | Exception]:
     """Return the responses that are not those of their reported versions, each of which adds a number."""
     answers = [outcome.answer for outcome in load.outcomes]
     return [
-        each for each in answers if not hasattr(each, "added") or each.added != added[int(each.origin[1])]
+        item for item in answers if not hasattr(item, "added") or item.added != added[int(item.origin[1])]
     ]
 
 

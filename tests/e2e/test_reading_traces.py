@@ -41,12 +41,12 @@ def test_networks_of_a_reader_are_in_its_trace(tmp_path):
             (line,) = wait_until(lambda: of_trace(served.log, trace), "the line of the request")
 
     root_of(spans, caller)
-    (reader,) = (each for each in spans if each.name == "read_text_v1")
-    networks = [each for each in spans if each.name in NETWORKS]
-    assert {each.parent for each in networks} == {reader.span}
-    assert all(reader.begin_ns <= each.begin_ns <= each.end_ns <= reader.end_ns for each in networks)
-    assert all(each.about["nereid.queue_ms"] >= 0 for each in networks)
-    assert Counter(each.name for each in spans)["network"] == len(networks)
+    (reader,) = (span for span in spans if span.name == "read_text_v1")
+    networks = [span for span in spans if span.name in NETWORKS]
+    assert {span.parent for span in networks} == {reader.span}
+    assert all(reader.begin_ns <= span.begin_ns <= span.end_ns <= reader.end_ns for span in networks)
+    assert all(span.about["nereid.queue_ms"] >= 0 for span in networks)
+    assert Counter(span.name for span in spans)["network"] == len(networks)
     assert line["name"] == "route read_text"
     assert {*STAGES} <= {*line["stages_ms"]}
     assert sum(line["stages_ms"].values()) == pytest.approx(line["ms"], rel=0.01)

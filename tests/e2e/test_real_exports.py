@@ -28,7 +28,7 @@ def exported(tmp_path_factory, root):
         ("detectors.py", real_exports.ULTRALYTICS, ("torch",)),
         ("other_detectors.py", real_exports.OTHERS, ("others", "torch")),
     ):
-        path = os.pathsep.join(str(base / each) for each in paths)
+        path = os.pathsep.join(str(base / name) for name in paths)
         env = os.environ | {"PYTHONPATH": path, "YOLO_CONFIG_DIR": str(base)}
         for family in families:
             (folder := base / family).mkdir()

@@ -60,7 +60,7 @@ def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
     for thread in threads:
         thread.join()
 
-    answers = [each for each in outcomes if isinstance(each, int)]
+    answers = [outcome for outcome in outcomes if isinstance(outcome, int)]
     assert len(set(answers)) == 1
     assert isinstance(outcomes[0], int)
     assert not [name for name in Control(record).ready_versions() if name.startswith("gone")]

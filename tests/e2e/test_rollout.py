@@ -99,10 +99,10 @@ def test_good_candidate_gets_all_traffic(rollout, nereid):
         state = rollout.wait_for("ended", "paused")
 
     assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100})
-    assert [each.answer for each in load.outcomes if each.is_failed] == []
+    assert [outcome.answer for outcome in load.outcomes if outcome.is_failed] == []
     assert not read_state(rollout.location).route().shadows
     events = [json.loads(line) for line in nereid("history", str(state.number), "--json").stdout.splitlines()]
-    seen = [each["event"] for each in events if each["event"] != "look"]
+    seen = [event["event"] for event in events if event["event"] != "look"]
     assert seen == ["start", *["change", "begin", "pass"] * 2, "change", "begin", "end"]
     assert "promoted" in nereid("status").stdout
 
@@ -119,7 +119,7 @@ def test_bad_candidate_loses_the_traffic(rollout):
     assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
     # Three of the first seven requests may fail by chance, which opens the breaker.
     assert state.reasons[0].startswith(("error ", "the breaker of 'new' has opened")), state.reasons
-    assert {each.answer.variant for each in load.begun_after(since)} == {"old"}
+    assert {outcome.answer.variant for outcome in load.begun_after(since)} == {"old"}
     assert rollout.served.grpc.is_model_ready("net_new")
 
 

@@ -116,8 +116,8 @@ def test_route_parameters_are_headers_or_parameters(base, protocol, way):
 
     answers = [base.send("route", protocol, **{way: below | more}) for more in ({}, {name: "pinned"})]
 
-    found = [(answer.origin, answer.added) for answer in answers]
-    assert found == [(("ruled", "3", "header"), 30), (("pinned", "2", "variant"), 2)]
+    outcomes = [(answer.origin, answer.added) for answer in answers]
+    assert outcomes == [(("ruled", "3", "header"), 30), (("pinned", "2", "variant"), 2)]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -171,7 +171,7 @@ def test_changes_under_load_fail_no_request(served):
     with Load(served, "route", 16) as load:
         for number in range(max(REQUESTS // 100, len(names))):
             name = names[number % len(names)]
-            weights = [each | {"weight": int(each["name"] == name)} for each in BASE["variants"]]
+            weights = [entry | {"weight": int(entry["name"] == name)} for entry in BASE["variants"]]
             begin = time.monotonic()
             replace(served.path("route"), json.dumps(BASE | {"variants": weights}).encode())
             load.wait_for(answered_by(name), 1, begin)
@@ -249,8 +249,8 @@ def test_slots_of_cancelled_requests_are_freed(puppets):
     to_other = {"headers": {"x-variant": "busyd"}}
     assert puppets.refusal("route", **to_other)[1].startswith("overloaded: 4 in flight")
 
-    for each in pending:
-        each.cancel()
+    for call in pending:
+        call.cancel()
 
     def is_admitted() -> bool:
         with contextlib.suppress(InferenceServerException):
@@ -277,8 +277,8 @@ def test_shadow_is_compared_with_the_answer(puppets, unique):
     assert puppets.metric("shadow_requests_total", shadow=f"{unique}s") == 10
     for name in ("shadow_score_distance", "shadow_duration_seconds", "shadowed_duration_seconds"):
         puppets.wait_metric(10, f"{name}_count", shadow=f"{unique}s")
-    found = puppets.metric("shadow_score_distance_sum", shadow=f"{unique}s") / 10
-    assert found == pytest.approx(0.05, abs=1e-5)
+    distance = puppets.metric("shadow_score_distance_sum", shadow=f"{unique}s") / 10
+    assert distance == pytest.approx(0.05, abs=1e-5)
 
 
 # Variants that fail
@@ -337,7 +337,7 @@ def test_tracing_does_not_end_the_server(tmp_path):
     route = document(variant("steady", "steady", 1), shadows=[shadow])
     replace(repository / "route.route.json", json.dumps(route).encode())
     tracing = ["mode=triton", "rate=1", "level=TIMESTAMPS", f"triton,file={tmp_path / 'trace.json'}"]
-    with serve_routes(repository, tmp_path, *(f"--trace-config={each}" for each in tracing)) as running:
+    with serve_routes(repository, tmp_path, *(f"--trace-config={setting}" for setting in tracing)) as running:
         for number in range(20):
             assert running.send("route", PROTOCOLS[number % 2]).origin == ("steady", "1", "weight")
         running.wait_metric(20, "shadow_requests_total")

@@ -70,7 +70,7 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
     after = route.set_weights({"v1": 25, "v2": 75}, before.generation, "key 'alice'")
 
     assert (after.generation, after.is_served) == (before.generation + 1, True)
-    shares = [(each.name, each.version, each.share) for each in after.variants]
+    shares = [(variant.name, variant.version, variant.share) for variant in after.variants]
     assert shares == [("v1", "1", 0.25), ("v2", "2", 0.75)]
     (last, *_) = json.loads(nereid("history", "--json").stdout)
     assert last["note"] == "set through the gateway by key 'alice'"

@@ -91,7 +91,7 @@ def test_signal_ends_every_process(tmp_path, number, words):
 
         assert served.process.wait(WATCHDOG_S) == 0
         assert "Waiting for in-flight requests to complete" in served.log
-    assert [each for each in children if each.is_running()] == group_members(leader) == []
+    assert [child for child in children if child.is_running()] == group_members(leader) == []
     assert run_dir.find(served.base, REPOSITORY) is None
     assert list(served.base.glob("*/*")) == []
 

@@ -89,7 +89,7 @@ def test_repository_without_any_config_is_served(tmp_path):
     with serving(models, tmp_path / "run") as served:
         assert "not_served" not in served.ports
         assert Control(served.record).is_ready("net", 1)
-    assert [each.found for each in check(models) if each.verdict == "fail"] == []
+    assert [finding.found for finding in check(models) if finding.verdict == "fail"] == []
     path.unlink()
     done = nereid("serve", "--repository", str(models), *ANY_PORTS, XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2

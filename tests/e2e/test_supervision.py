@@ -55,7 +55,7 @@ def served(tmp_path_factory):
 
 def newest(served: Served, model: str) -> stub_processes.Stub:
     """Return the stub of a model that started last: those of before a repair may live on for a while."""
-    return max(served.stubs(model), key=lambda each: each.process.started)
+    return max(served.stubs(model), key=lambda stub: stub.process.started)
 
 
 def store_route(repository: Path, name: str, *variants: dict, **more) -> None:
@@ -73,7 +73,7 @@ def test_killed_stub_is_replaced(served):
 
     assert served.numbers("eyes") == [11.0] * 2 * INSTANCES
     assert served.metric("repairs_total", model="eyes", cause="pid") == before + 1
-    assert killed not in [each.process for each in served.stubs("eyes")]
+    assert killed not in [stub.process for stub in served.stubs("eyes")]
     assert served.log.count("supervisor: model 'eyes' version 1 had a dead stub (found by pid)") == before + 1
 
 
@@ -178,7 +178,7 @@ def test_dead_instance_is_not_a_dead_variant(served, number, cause):
 
 
 def waited_for(supervisor: int) -> int:
-    links = [str(each.readlink()) for each in Path(f"/proc/{supervisor}/fd").iterdir() if each.is_symlink()]
+    links = [str(link.readlink()) for link in Path(f"/proc/{supervisor}/fd").iterdir() if link.is_symlink()]
     return links.count("anon_inode:[pidfd]")
 
 
@@ -248,7 +248,7 @@ def test_every_repair_ends_after_an_addition(tmp_path):
         added = served.nereid("add", str(network / "1" / "model.onnx"), *words)
         assert added.returncode == 0, added.stderr
         wait_until(served.is_ready, "ready")
-        models = sorted({each.model for each in stub_processes.find(served.record.pid, repository)})
+        models = sorted({stub.model for stub in stub_processes.find(served.record.pid, repository)})
         for model in [model for model in models for _ in range(KILLS)]:
             kill_and_wait(newest(served, model).process.pid, f"a stub of '{model}'")
         for _ in range(KILLS):
@@ -270,7 +270,7 @@ def test_restart_that_the_system_refuses_is_tried_again(tmp_path):
     store_eyes(tmp_path / "repository", "eyes", 1)
     with serving(tmp_path / "repository", tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
-        (folder,) = {each.parent for each in served.base.rglob("server.json")}
+        (folder,) = {file.parent for file in served.base.rglob("server.json")}
         aside, pid = folder.with_name("aside"), served.record.pid
         folder.rename(aside)
         folder.touch()
@@ -365,5 +365,5 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
 
 
 def signal_other_thread(pid: int, number: int) -> None:
-    other = next(thread for each in Path(f"/proc/{pid}/task").iterdir() if (thread := int(each.name)) != pid)
+    other = next(thread for path in Path(f"/proc/{pid}/task").iterdir() if (thread := int(path.name)) != pid)
     assert ctypes.CDLL(None).tgkill(pid, other, number) == 0

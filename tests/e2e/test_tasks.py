@@ -117,12 +117,12 @@ def test_known_boxes_are_found(server):
         boxes = np.array([place(np.array(box)) for box, _, _ in KNOWN], np.float32)
         boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
         for protocol in PROTOCOLS:
-            found = ask(server, head, image, protocol=protocol)
+            outputs = ask(server, head, image, protocol=protocol)
 
-            assert found["box"].tolist() == [boxes.tolist()], (head, name, protocol)
-            assert found["score"].tolist() == [[score for _, score, _ in KNOWN]]
-            assert found["label"].tolist() == [[CLASSES[index].encode() for _, _, index in KNOWN]]
-            assert (found["variant"].item(), found["version"].item()) == (b"v1", b"1")
+            assert outputs["box"].tolist() == [boxes.tolist()], (head, name, protocol)
+            assert outputs["score"].tolist() == [[score for _, score, _ in KNOWN]]
+            assert outputs["label"].tolist() == [[CLASSES[index].encode() for _, _, index in KNOWN]]
+            assert (outputs["variant"].item(), outputs["version"].item()) == (b"v1", b"1")
 
 
 @cases(
@@ -138,13 +138,13 @@ def test_known_boxes_are_found(server):
 def test_both_forms_read_as_the_library(server, image):
     """Equal text and boxes; the networks run in equal batches, so that even the confidences are equal."""
     (expected,) = reader().read([image])
-    found = ask(server, "read_text", image)
+    outputs = ask(server, "read_text", image)
 
     assert isinstance(expected, list)
-    assert [text.decode() for text in found["text"][0]] == [line.text for line in expected]
+    assert [text.decode() for text in outputs["text"][0]] == [line.text for line in expected]
     for place, line in enumerate(expected):
-        np.testing.assert_allclose(found["box"][0][place], line.box, atol=1e-3)
-        assert found["confidence"][0][place] == pytest.approx(line.confidence, abs=1e-5)
+        np.testing.assert_allclose(outputs["box"][0][place], line.box, atol=1e-3)
+        assert outputs["confidence"][0][place] == pytest.approx(line.confidence, abs=1e-5)
 
 
 @of_single_images
@@ -175,8 +175,8 @@ def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
 
     def outcome(image: bytes) -> Any:
         try:
-            found = ask(server, task.model, image)
-            return texts(found) if task is READ else found["box"].tolist()
+            outputs = ask(server, task.model, image)
+            return texts(outputs) if task is READ else outputs["box"].tolist()
         except InferenceServerException as error:
             return str(error.message())
 
@@ -186,26 +186,26 @@ def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
 
     bad = [outcomes.pop(place) for place in (5, 2)]
     assert outcomes == alone
-    assert len({str(each) for each in alone}) == (6 if task is READ else 3)
-    assert all("invalid image: " in each for each in bad)
+    assert len({str(result) for result in alone}) == (6 if task is READ else 3)
+    assert all("invalid image: " in message for message in bad)
     if task is DETECT:
         with connect(server) as client:
             stats = client.get_inference_statistics(as_json=True)["model_stats"]
         names = {"yolov8_network", "yolov8_v1"}
-        sizes = [each.get("batch_stats", []) for each in stats if each["name"] in names]
-        assert max(int(each["batch_size"]) for group in sizes for each in group) > 1
+        sizes = [model.get("batch_stats", []) for model in stats if model["name"] in names]
+        assert max(int(batch["batch_size"]) for group in sizes for batch in group) > 1
 
 
 @fused
 def test_field_that_is_not_found_is_not_an_error(server):
-    found = ask(server, "read_waybill", BLANK)
+    outputs = ask(server, "read_waybill", BLANK)
 
     def missing() -> dict[tuple[str, ...], float]:
         page = MetricSamples.parse(metrics_page.fetch(url(server, "metrics"), WATCHDOG_S))
         return page.sums("nereid_reader_missing_fields_total", "field")
 
-    assert found["text"].shape == (1, 0)
-    assert {json.loads(each)["value"] for each in found["field"][0]} == {None}
+    assert outputs["text"].shape == (1, 0)
+    assert {json.loads(text)["value"] for text in outputs["field"][0]} == {None}
     wait_until(lambda: missing().get(("tracking_number",), 0) >= 1, "the count of the required field")
     assert missing().keys() == {("tracking_number",)}
 
@@ -385,7 +385,7 @@ def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
     client, tensor = CLIENTS[protocol], partial(image_input, protocol)
 
     with client.InferenceServerClient(f"127.0.0.1:{gateway.ports[protocol]}") as connection:
-        found, blank = (connection.infer("read_text", [tensor(each)]) for each in (LABEL, BLANK))
+        label, blank = (connection.infer("read_text", [tensor(image)]) for image in (LABEL, BLANK))
         with pytest.raises(InferenceServerException, match="one image per request"):
             connection.infer("read_text", [tensor(LABEL, LABEL)])
         for name, reason in (("text", "needs numbers, got BYTES"), ("confidence", "needs a fixed length")):
@@ -397,9 +397,9 @@ def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
             nothing = connection.infer("read_text", [tensor(BLANK)], outputs=outputs)
             assert [nothing.as_numpy(name).size for name in names] == [0] * len(names)
 
-    words = [each if isinstance(each, str) else each.decode() for each in found.as_numpy("text")[0]]
+    words = [word if isinstance(word, str) else word.decode() for word in label.as_numpy("text")[0]]
     assert words == WORDS
-    assert (found.as_numpy("box").shape, found.as_numpy("confidence").shape) == ((1, 3, 4, 2), (1, 3))
+    assert (label.as_numpy("box").shape, label.as_numpy("confidence").shape) == ((1, 3, 4, 2), (1, 3))
     shapes = [blank.as_numpy(name).shape for name in ("text", "confidence", "box")]
     assert shapes == [(1, 0), (1, 0), (1, 0, 4, 2)]
     assert gateway.json("/v1/read", BLANK)[0] == 200

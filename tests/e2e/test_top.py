@@ -40,8 +40,8 @@ def served(tmp_path_factory):
     for variant in document["variants"]:
         variant["weight"] = WEIGHTS[variant["name"]]
     file.write_text(json.dumps(document))
-    with serving(repository, folder / "run", "--guard") as found:
-        yield found
+    with serving(repository, folder / "run", "--guard") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +72,20 @@ def test_one_measurement_has_the_rates_of_the_load(served, load):
     rate = (load.sent - before) / (time.monotonic() - begin_s)
 
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    (route,), (gateway,) = found["routes"], found["gateways"]
-    assert sum(each["requests_per_s"] for each in route["variants"]) == pytest.approx(rate, rel=0.2)
-    models = {each["name"]: each for each in found["models"]}
+    measurement: dict[str, Any] = json.loads(done.stdout)
+    (route,), (gateway,) = measurement["routes"], measurement["gateways"]
+    assert sum(row["requests_per_s"] for row in route["variants"]) == pytest.approx(rate, rel=0.2)
+    models = {model["name"]: model for model in measurement["models"]}
     assert models["classify"]["requests_per_s"] == pytest.approx(rate, rel=0.2)
     assert gateway["requests_per_s"] == pytest.approx(rate, rel=0.2)
     assert gateway["p99_ms"] > 0
-    assert {each["name"]: each["expected_share"] for each in route["variants"]} == {"v1": 0.75, "v2": 0.25}
-    assert sum(each["share"] for each in route["variants"]) == pytest.approx(1)
-    assert all(each["p50_ms"] <= each["p99_ms"] for each in route["variants"])
-    assert [each["errors_per_s"] for each in route["variants"]] == [0, 0]
-    assert found["server"]["ready"] is True
+    assert {row["name"]: row["expected_share"] for row in route["variants"]} == {"v1": 0.75, "v2": 0.25}
+    assert sum(row["share"] for row in route["variants"]) == pytest.approx(1)
+    assert all(row["p50_ms"] <= row["p99_ms"] for row in route["variants"])
+    assert [row["errors_per_s"] for row in route["variants"]] == [0, 0]
+    assert measurement["server"]["ready"] is True
     assert models["classify_v1"]["instances"] == len(served.stubs("classify_v1"))
-    names = {each["name"]: each["memory_bytes"] for each in found["processes"]}
+    names = {process["name"]: process["memory_bytes"] for process in measurement["processes"]}
     assert {*names} == {"supervisor", "tritonserver", "gateway", "classify", "classify_v1", "classify_v2"}
     assert min(names.values()) > 2**20
     tables = measured(served, "--interval", "1").stdout

@@ -52,8 +52,8 @@ class Traced:
         return [json.loads(line) for line in self.served.log.splitlines() if line.startswith("{")]
 
     def line(self, trace):
-        (found,) = wait_until(lambda: [each for each in self.lines() if each["trace_id"] == trace], "a line")
-        return found
+        (line,) = wait_until(lambda: [line for line in self.lines() if line["trace_id"] == trace], "a line")
+        return line
 
     def count(self, name):
         return MetricSamples.parse(self.served.triton_page()).total(name)
@@ -61,7 +61,7 @@ class Traced:
     def tree(self, trace, span, *names):
         spans = self.receiver.wait_for(trace, *names)
         root_of(spans, span)
-        return {each.name: each for each in spans}
+        return {node.name: node for node in spans}
 
     def names(self, gateway="", attempts=(ATTEMPT,)):
         stages = STAGES[self.profile]
@@ -115,7 +115,7 @@ def test_v2_request_is_one_tree(traced, port):
         assert (about["nereid.batch_size"], about["nereid.device"]) == (1, "CPU")
         assert about["nereid.queue_ms"] >= 0
     assert spans["network"].begin_ns >= spans["decode"].end_ns
-    assert "shop-gateway" in {each.service for each in spans.values()} or port == "http"
+    assert "shop-gateway" in {span.service for span in spans.values()} or port == "http"
 
 
 @pytest.mark.parametrize("port", ["gateway", "http"])
@@ -135,7 +135,7 @@ def test_rest_request_is_one_tree_and_its_shadow_a_linked_one(traced):
     spans = traced.tree(trace, span, *traced.names("gateway /predict"))
     assert spans[ROUTE].parent == spans["inference"].span
     link = (trace, spans[ROUTE].span)
-    (shadow,) = wait_until(lambda: [each for each in traced.receiver.spans if link in each.links], "a shadow")
+    (shadow,) = wait_until(lambda: [span for span in traced.receiver.spans if link in span.links], "a shadow")
     assert shadow.trace != trace
     assert root_of(traced.receiver.wait_for(shadow.trace, "shadow s", "network")) == shadow
 
@@ -147,7 +147,7 @@ def test_bad_image_is_an_error_in_one_tree(traced):
     assert status == 400
     first = next(iter(STAGES[traced.profile]))
     spans = traced.tree(*ids, "gateway /predict", ROUTE, ATTEMPT, first, "decode")
-    failed = {name for name, each in spans.items() if each.is_error}
+    failed = {name for name, span in spans.items() if span.is_error}
     assert failed == {"gateway /predict", ROUTE, ATTEMPT, first}
 
 
@@ -175,10 +175,10 @@ def test_unsampled_requests_are_kept_only_for_a_reason(traced):
     traced.post("/predict", b"damaged", headers)
 
     def roots():
-        return [each for each in traced.receiver.spans[before:] if each.name == "gateway /predict"]
+        return [span for span in traced.receiver.spans[before:] if span.name == "gateway /predict"]
 
     wait_until(lambda: len(roots()) >= 2, "two traces")
-    about = [(each.is_error, each.about.get("nereid.outcome")) for each in roots()]
+    about = [(span.is_error, span.about.get("nereid.outcome")) for span in roots()]
     assert sorted(about) == [(False, "ok"), (True, "invalid_image")]
     for root in roots():
         assert root_of(traced.receiver.of(root.trace)) == root
@@ -225,10 +225,10 @@ def test_damaged_headers_fail_only_their_own_request(traced):
         return number % 4 == 0, traced.post(path, PHOTO, BINARY | bad, "http")[0]
 
     with ThreadPoolExecutor(8) as pool:
-        found = [*pool.map(send, range(48))]
+        outcomes = [*pool.map(send, range(48))]
 
-    assert {status for is_bad, status in found if not is_bad} == {200}
-    assert {status for is_bad, status in found if is_bad} == {400}
+    assert {status for is_bad, status in outcomes if not is_bad} == {200}
+    assert {status for is_bad, status in outcomes if is_bad} == {400}
 
 
 def test_requests_that_end_early_have_lines(traced):
@@ -251,16 +251,16 @@ def test_why_explains_recorded_requests(traced):
     trace = traced.post("/predict", PHOTO, JPEG | {"x-request-id": "look-at-me"})[2]
     traced.line(trace)
 
-    found = json.loads(why(traced, "--since", "1h", "--json"))
+    summary = json.loads(why(traced, "--since", "1h", "--json"))
     one = json.loads(why(traced, "--request", "look-at-me", "--json"))
 
-    own = [each for each in traced.lines() if each.get("route") == "classify"]
-    assert found["requests"] >= len(own)
-    bad = sum(each["outcome"] == "invalid_image" for each in own)
-    assert found["outcomes"].get("invalid_image", 0) == bad
-    assert 0 < found["p50_ms"] <= found["p99_ms"]
-    assert "network" in found["slow_ms"]
-    assert found["contention"]["cores"] >= 1
+    own = [line for line in traced.lines() if line.get("route") == "classify"]
+    assert summary["requests"] >= len(own)
+    bad = sum(line["outcome"] == "invalid_image" for line in own)
+    assert summary["outcomes"].get("invalid_image", 0) == bad
+    assert 0 < summary["p50_ms"] <= summary["p99_ms"]
+    assert "network" in summary["slow_ms"]
+    assert summary["contention"]["cores"] >= 1
     assert (one["trace_id"], one["label"]) == (trace, "espresso")
     assert 0.9 < one["confidence"] <= 1
     assert "cause:" in why(traced, "--since", "1h")

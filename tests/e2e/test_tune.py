@@ -57,12 +57,12 @@ def assert_served_as_fused(repository, folder, instances: int) -> None:
     """
     with served(folder, os.environ, "tuned", repository) as server:
         url = f"127.0.0.1:{server.options.ports.http}"
-        found = {model: read_json(url, f"/v2/models/{model}/config") for model in VARIANTS}
+        configs = {model: read_json(url, f"/v2/models/{model}/config") for model in VARIANTS}
         with Classifier(url, "http") as classifier:
             answer = classifier.classify(COFFEE.read_bytes(), top_k=1)
 
-    assert {model: config["backend"] for model, config in found.items()} == dict.fromkeys(VARIANTS, "fused")
-    assert found["classify_v1"]["instance_group"][0]["count"] == instances
+    assert {model: config["backend"] for model, config in configs.items()} == dict.fromkeys(VARIANTS, "fused")
+    assert configs["classify_v1"]["instance_group"][0]["count"] == instances
     assert answer.labels[0].name == "espresso"
 
 
@@ -84,7 +84,7 @@ def test_settings_take_effect(models, tmp_path):
             assert load.failed == 0
             path = f"/v2/models/{NETWORK}/versions/2/stats"
             (stats,) = read_json(f"127.0.0.1:{trying.server.options.ports.http}", path)["model_stats"]
-            return max(each["batch_size"] for each in stats["batch_stats"])
+            return max(batch["batch_size"] for batch in stats["batch_stats"])
 
         # A busy machine may send the requests one after the other.
         wait_until(lambda: largest_batch() > 2, "a batch of more than two")
@@ -121,7 +121,7 @@ def test_settings_of_detectors_and_readers_are_measured(add, model, profile, tmp
     with trial(add(tmp_path), model, profile, tmp_path, (1, 4)) as trying:
         measured = [trying.measure(candidate, 0.2) for candidate in ((), CHANGED)]
 
-    loads = [load for each in measured for load in each.values()]
+    loads = [load for result in measured for load in result.values()]
     assert [(load.answered > 0, load.failed) for load in loads] == [(True, 0)] * 4
 
 
@@ -182,14 +182,14 @@ def test_bad_config_is_replaced(models, tmp_path):
             return trying.measure(candidate, seconds)
 
         searching = Search(measure, Objective("throughput"), 1, lambda: spent[0], 14 * FIRST_S)
-        found = searching.run(lambda count: search.sample(points, grid, count, 0, without=default))
+        result = searching.run(lambda count: search.sample(points, grid, count, 0, without=default))
     report = TuneReport(
-        "classify_v1", searching.objective, default, *found, searching.seen, searching.failures
+        "classify_v1", searching.objective, default, *result, searching.seen, searching.failures
     )
 
     found_waits = dict(report.best)[DELAY] == WAITING[DELAY] and dict(report.best)[PREFERRED] > CALLERS
     assert not found_waits, report.reason()
     options = TuneOptions(models, "classify_v1", "cpu")
     assert write(options, tuned, report, print) == list(VARIANTS)
-    assert not [each for each in check.check(models) if each.verdict == "fail"]
+    assert not [finding for finding in check.check(models) if finding.verdict == "fail"]
     assert_served_as_fused(models, tmp_path, dict(report.best)[INSTANCES])

@@ -47,10 +47,10 @@ class Installed:
 
 def interpreter(version: str) -> str:
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for each in (*versions.glob(f"{version}.*/bin/python3"), f"python{version}"):
-        check = [str(each), str(ROOT / "nereid" / "server" / "preflight.py")]
-        if shutil.which(each) and subprocess.run(check, capture_output=True).returncode == 0:
-            return str(each)
+    for program in (*versions.glob(f"{version}.*/bin/python3"), f"python{version}"):
+        check = [str(program), str(ROOT / "nereid" / "server" / "preflight.py")]
+        if shutil.which(program) and subprocess.run(check, capture_output=True).returncode == 0:
+            return str(program)
     pytest.skip(f"needs Python {version} with its shared library; fix: apt-get install libpython{version}")
 
 

@@ -36,7 +36,7 @@ def commands() -> list[str]:
 def snippet(word: str) -> tuple[str, str]:
     """Return the program of the page that contains a word, and what its comment says that it prints."""
     (program,) = [
-        each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if word in each
+        block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if word in block
     ]
     return program, program.rpartition("  # ")[2]
 
@@ -132,7 +132,7 @@ def test_walk_through_the_page(folder):
     assert "v1 50 %, v2 50 %" in seen["nereid route set v1=50 v2=50 --model dogs"]
     assert "v1 100 %, v2 0 %" in seen["nereid rollback dogs"]
     assert "0 failures" in seen["nereid check"]
-    assert not [each["name"] for each in left["models"] if each["name"].startswith("dogs")]
+    assert not [model["name"] for model in left["models"] if model["name"].startswith("dogs")]
 
 
 HALVES = "127.5, 127.5, 127.5"
@@ -150,12 +150,12 @@ def test_network_of_each_exporter_is_read_as_the_page_says(folder, exporter):
     with ExitStack() as stack:
         terminal = Terminal(folder, stack)
         terminal.environment["NEREID_REPOSITORY"] = str(folder / "models")
-        found = json.loads(terminal.run(f"{exporters()[exporter]} --json"))
+        proposal = json.loads(terminal.run(f"{exporters()[exporter]} --json"))
 
-    assert found["parameters"].items() >= PREPROCESSING[exporter].items()
+    assert proposal["parameters"].items() >= PREPROCESSING[exporter].items()
     labels = "the file's metadata 'names'" if exporter == "Ultralytics" else "'dogs.txt'"
-    assert found["labels"] == {"count": CLASSES, "from": labels}
-    appended = [line for line in found["changes"] if "softmax" in line]
+    assert proposal["labels"] == {"count": CLASSES, "from": labels}
+    appended = [line for line in proposal["changes"] if "softmax" in line]
     assert bool(appended) == (exporter in ("torchvision, or trained like it", "timm"))
 
 

@@ -157,7 +157,7 @@ def test_bad_image_fails_alone(build):
 
     outcomes = preprocessor.prepare([*bad, CHELSEA_JPEG, encode("BMP")])
 
-    assert [type(each) for each in outcomes] == [InvalidImage] * len(bad) + [type(None)] * 2
+    assert [type(outcome) for outcome in outcomes] == [InvalidImage] * len(bad) + [type(None)] * 2
     for outcome, encoded in zip(outcomes, bad, strict=False):
         with pytest.raises(InvalidImage) as expected:
             on_host(IMAGENET, encoded)
@@ -195,7 +195,7 @@ def test_limit_fails_the_image_that_needs_more(build):
 
     outcomes = preprocessor.prepare([encode("PNG"), large, COFFEE_JPEG])
 
-    assert [type(each) for each in outcomes] == [type(None), InferenceFailed, type(None)]
+    assert [type(outcome) for outcome in outcomes] == [type(None), InferenceFailed, type(None)]
 
 
 def test_tensor_is_handed_over_where_it_lies(cupy, build):
@@ -233,7 +233,7 @@ def test_damaged_image_is_not_the_one_decoded_before(build):
     outcomes = [preprocessor.prepare([image] * 3) for image in (COFFEE_JPEG, COFFEE_JPEG, damaged)]
 
     assert outcomes[:2] == [[None] * 3] * 2
-    assert [type(each) for each in outcomes[2]] == [InvalidImage] * 3
+    assert [type(outcome) for outcome in outcomes[2]] == [InvalidImage] * 3
 
 
 def test_pixels_from_the_host_are_released(build):

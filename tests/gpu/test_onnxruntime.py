@@ -79,8 +79,8 @@ def accelerated(name: str, options: dict[str, str]) -> ModelConfig:
 
 
 def scores(session: Session, rows: np.ndarray) -> np.ndarray:
-    (found,) = session.run({chain.INPUT: rows}, [chain.SCORES])
-    return np.asarray(found.get() if session.is_on_gpu else found)
+    (output,) = session.run({chain.INPUT: rows}, [chain.SCORES])
+    return np.asarray(output.get() if session.is_on_gpu else output)
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +117,11 @@ def test_batch_that_exceeds_the_limit_is_run_in_halves(rows, expected):
         events = SessionEvents(halved=partial(halved.append, 1))
         config = accelerated("cuda", {**HEURISTIC, **limit})
         try:
-            found = scores(opened(config, events), rows)
+            output = scores(opened(config, events), rows)
         except ServingError as error:
             tried.append(f"{limit_mib} MiB: {error}")
             continue
-        np.testing.assert_allclose(found, expected, rtol=0, atol=0.01)
+        np.testing.assert_allclose(output, expected, rtol=0, atol=0.01)
         if halved:
             return
         tried.append(f"{limit_mib} MiB: not in halves")
@@ -139,7 +139,7 @@ def test_second_load_with_tensorrt_reads_the_engine_of_the_first(rows, expected,
     engines = []
     for _ in range(2):
         check_alternating(opened(replace(config, folder=folder)), rows, expected)
-        engines.append({each.name: each.stat().st_mtime_ns for each in tmp_path.rglob("*.engine")})
+        engines.append({engine.name: engine.stat().st_mtime_ns for engine in tmp_path.rglob("*.engine")})
 
     assert engines[0]
     assert engines[1] == engines[0]

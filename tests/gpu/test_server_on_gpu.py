@@ -35,8 +35,8 @@ def server(cupy, tmp_path_factory):
 
 def total(server, name: str) -> float:
     with urllib.request.urlopen(f"http://{url(server, 'metrics')}/metrics") as page:
-        found = re.findall(rf"^{name}{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
-    return sum(map(float, found))
+        values = re.findall(rf"^{name}{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
+    return sum(map(float, values))
 
 
 def wait_for_runs(server, count: float) -> None:

@@ -91,8 +91,8 @@ def old(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a network as exporters wrote it in 2018, which listed all weights as inputs."""
     older = onnx.ModelProto.FromString(model.SerializeToString())
     older.ir_version, older.opset_import[0].version = 3, 9
-    for each in older.graph.initializer:
-        older.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    for weight in older.graph.initializer:
+        older.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
     return older
 
 
@@ -111,13 +111,13 @@ def test_network_of_one_image_computes_several(tmp_path, name):
     changes = adapt_outputs_of_file(path)
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert [each.name for each in session.get_inputs()] == ["image"]
+    assert [tensor.name for tensor in session.get_inputs()] == ["image"]
     assert not isinstance(session.get_outputs()[0].shape[0], int)
     alone = "it computes one image at a time: its operators have a fixed batch of 1"
     assert changes == ["the batch of 1 is declared as variable" if name in FIXED else alone]
     batches = [images] if name in FIXED else [image[None] for image in images]
-    found = np.concatenate([session.run(["y"], {"image": batch})[0] for batch in batches])
-    np.testing.assert_allclose(found, expected, atol=1e-5 if name in FIXED else 1e-6)
+    outputs = np.concatenate([session.run(["y"], {"image": batch})[0] for batch in batches])
+    np.testing.assert_allclose(outputs, expected, atol=1e-5 if name in FIXED else 1e-6)
 
 
 @cases(
@@ -132,13 +132,13 @@ def test_only_scores_of_one_dim_are_flattened(shape, expected, is_fixed):
     declared = ",".join("?" if dim == -1 else str(dim) for dim in shape)
     model = fixed("m = ReduceMean<axes = [2, 3], keepdims = 0>(c) y = Reshape(m, s)", declared, s=shape)
 
-    for each in () if is_fixed else (*model.graph.input, *model.graph.output):
-        each.type.tensor_type.shape.dim[0].dim_param = "n"
+    for tensor in () if is_fixed else (*model.graph.input, *model.graph.output):
+        tensor.type.tensor_type.shape.dim[0].dim_param = "n"
 
     adapt(model)
 
     (output,) = model.graph.output
-    assert tuple(each.dim_value for each in output.type.tensor_type.shape.dim) == expected
+    assert tuple(dim.dim_value for dim in output.type.tensor_type.shape.dim) == expected
     assert ("Flatten" in {node.op_type for node in model.graph.node}) == (len(expected) == 2)
 
 
@@ -171,7 +171,7 @@ def test_names_of_the_current_version():
         "input 'image' is named 'pixels'",
         "output 'probabilities' is named 'scores'",
     ]
-    assert (name, [each.name for each in model.graph.input]) == ("scores", ["pixels"])
+    assert (name, [tensor.name for tensor in model.graph.input]) == ("scores", ["pixels"])
     np.testing.assert_allclose(run(model, name, pixels), form.probabilities(pixels, "softmax"), atol=0.03)
 
 
@@ -210,7 +210,7 @@ def test_new_stamps_are_lowered_if_nothing_changes(imported):
     form = UserNetwork(opset=28, ir_version=14)
     model = form.build()
     del model.opset_import[:]
-    model.opset_import.extend(helper.make_opsetid("", each) for each in imported)
+    model.opset_import.extend(helper.make_opsetid("", version) for version in imported)
 
     assert len(fit_runtimes(model, supported_runtimes())) == 2
     pixels = pixels_for(form)
@@ -219,9 +219,9 @@ def test_new_stamps_are_lowered_if_nothing_changes(imported):
 
 def test_new_operators_keep_their_opset():
     newest = onnx.defs.onnx_opset_version()
-    limit = min(each.opset for each in supported_runtimes())
+    limit = min(runtime.opset for runtime in supported_runtimes())
     schemas = onnx.defs.get_all_schemas_with_history()
-    changed = [each for each in schemas if not each.domain and limit < each.since_version <= newest]
+    changed = [schema for schema in schemas if not schema.domain and limit < schema.since_version <= newest]
     assert changed, "this version of onnx has no operator that is newer than the runtime"
     model = UserNetwork(opset=newest, ir_version=8).build()
     model.graph.node.append(helper.make_node(changed[0].name, ["logits"], ["new"]))

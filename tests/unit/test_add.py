@@ -49,27 +49,27 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
     done = add(repository, request(file, labels=labels), None)
 
     assert (done.model, done.version, done.pinned) == ("small_network", 1, ("small_v1",))
-    assert [each for each in check(repository) if each.verdict != "ok"] == []
+    assert [finding for finding in check(repository) if finding.verdict != "ok"] == []
     pinned = PinnedModel("small_v1", "small_network", 1, "small_preprocess", 1)
     assert pins(repository, configs(repository)) == [pinned]
     assert unused_models(repository, "cpu") == {"small_network", "small_preprocess"}
-    kinds = {name: each["instance_group"][0]["kind"] for name, each in configs(repository, "gpu").items()}
+    kinds = {name: fields["instance_group"][0]["kind"] for name, fields in configs(repository, "gpu").items()}
     on_gpu = ("small_network", "small_preprocess", "small_v1")
     assert kinds == {"small": "KIND_CPU"} | dict.fromkeys(on_gpu, "KIND_GPU")
     route = parse_route((repository / "small.route.json").read_bytes())
     assert [(v.name, v.model, v.version, v.weight) for v in route.variants] == [("v1", "small_v1", 1, 100)]
     config = ModelConfig.from_file(repository / "small_network", 1)
-    sizes = [int(each["batch_size"]) for each in config.document["model_warmup"]]
+    sizes = [int(warmup["batch_size"]) for warmup in config.document["model_warmup"]]
     assert sizes == list(range(1, config.max_batch_size + 1))
 
 
 def test_logits_that_stay_are_not_called_probabilities(repository, tmp_path):
     onnx.save(UserNetwork().build(), tmp_path / "logits.onnx")
 
-    found = propose(repository, request(tmp_path / "logits.onnx", activation="none"))
+    proposal = propose(repository, request(tmp_path / "logits.onnx", activation="none"))
 
-    assert ("scores", "5 classes, values as the network returns them") in found.about
-    assert len(found.report.notes) == 1
+    assert ("scores", "5 classes, values as the network returns them") in proposal.about
+    assert len(proposal.report.notes) == 1
 
 
 @cases(
@@ -139,7 +139,7 @@ def test_labels_lose_their_byte_order_mark(repository, file, tmp_path):
     add(repository, request(file, labels=tmp_path / "labels.txt"), None)
 
     written = [path.read_bytes() for path in repository.glob("*/labels.txt")]
-    assert {each.decode() for each in written} == {"ä\nb\nc\nd\ne\n"}
+    assert {content.decode() for content in written} == {"ä\nb\nc\nd\ne\n"}
 
 
 def test_name_that_is_taken_is_refused(repository, file):
@@ -167,9 +167,9 @@ def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
 
     add(repository, request(tmp_path / "new.onnx", output='a"b\\c'), None)
 
-    assert [each for each in check(repository) if each.verdict != "ok"] == []
+    assert [finding for finding in check(repository) if finding.verdict != "ok"] == []
     config = ModelConfig.from_file(repository / "small_network", 1)
-    assert [each.name for each in (*config.inputs, *config.outputs)] == ['é"\n\\', "probabilities"]
+    assert [tensor.name for tensor in (*config.inputs, *config.outputs)] == ['é"\n\\', "probabilities"]
 
 
 def test_batches_are_small_on_a_cpu_and_any_on_a_gpu(repository, file):
@@ -198,7 +198,7 @@ def test_preview_shows_what_the_network_sees(repository, file, tmp_path):
     shown, proposals = tmp_path / "seen.png", []
 
     with pytest.raises(OperationFailed, match="'small' was not added"):
-        add(repository, request(file, preview=shown), None, confirm=lambda each: bool(proposals.append(each)))
+        add(repository, request(file, preview=shown), None, confirm=lambda plan: bool(proposals.append(plan)))
 
     with Image.open(shown) as picture:
         assert picture.size == (2 * SIDE, SIDE)

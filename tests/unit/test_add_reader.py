@@ -124,12 +124,12 @@ def test_images_keep_their_lines(repository, tmp_path):
     Image.new("RGB", (640, 480), "white").save(tmp_path / "blank.png")
     first, second = (tmp_path / folder / "label.jpg" for folder in ("a", "b"))
 
-    found = propose(repository, request(bright, images=(first, tmp_path / "blank.png", second, first)))
+    proposal = propose(repository, request(bright, images=(first, tmp_path / "blank.png", second, first)))
 
-    assert list(found.results) == [str(first), "blank.png", str(second)]
-    assert found.results[str(first)] == found.results[str(second)] != ()
-    assert found.results["blank.png"] == ()
-    assert found.report.notes == ("no text is read in blank.png; fix: --images with text as you read it",)
+    assert list(proposal.results) == [str(first), "blank.png", str(second)]
+    assert proposal.results[str(first)] == proposal.results[str(second)] != ()
+    assert proposal.results["blank.png"] == ()
+    assert proposal.report.notes == ("no text is read in blank.png; fix: --images with text as you read it",)
 
 
 def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
@@ -155,9 +155,9 @@ def test_next_version_is_changed_and_compared_by_its_text(repository, file, tmp_
     done = publish(repository, "own", tmp_path / "bare.onnx", None, ANY_SPEED)
 
     assert (done.version, done.pinned, done.report.difference) == (2, ("own_v2",), 0)
-    assert any("characters are written" in each for each in versions(repository, "own", None)[1][0].changes)
+    assert any("characters are written" in text for text in versions(repository, "own", None)[1][0].changes)
     assert len(Characters.from_file(repository / "own_network" / "2" / "model.onnx")) == len(characters) + 2
-    assert [each for each in check(repository) if each.verdict != "ok"] == []
+    assert [finding for finding in check(repository) if finding.verdict != "ok"] == []
     message = r"text of parcel_label\.jpg: expected at most 0\.05 .*: 'NEREID PARCEL' before, .*-change"
     with pytest.raises(OperationFailed, match=message):
         publish(repository, "own", tmp_path / "other.onnx", None, ANY_SPEED)
@@ -171,18 +171,18 @@ def test_default_reader_takes_a_recogniser_as_it_is_exported(texts, file):
 
     assert (done.model, done.pinned) == ("text_recognise", ("read_text_v2", "read_waybill_v2"))
     route = json.loads((texts / "read_text.route.json").read_text())
-    assert [each["deadline_ms"] for each in route["variants"]] == [30_000, 30_000]
-    assert [each for each in check(texts) if each.verdict == "fail"] == []
+    assert [variant["deadline_ms"] for variant in route["variants"]] == [30_000, 30_000]
+    assert [finding for finding in check(texts) if finding.verdict == "fail"] == []
 
 
 def test_networks_that_find_text_are_shared(texts, tiny):
     before = models(texts)
 
-    found = propose(texts, request(tiny))
+    proposal = propose(texts, request(tiny))
     add(texts, request(tiny, is_replacing=True), None)
 
-    assert found.shared == FINDERS
-    assert found.models == ("own_network", "own_v1")
+    assert proposal.shared == FINDERS
+    assert proposal.models == ("own_network", "own_v1")
     assert remove(texts, "own", None) == ("own_network", "own_v1", "own")
     assert models(texts) == before
     assert remove(texts, "read_text", None) == ("read_text_v1", "read_text")
@@ -199,7 +199,7 @@ def test_newest_network_that_finds_text_is_used(texts, tiny):
     settings = ModelConfig.from_file(texts / "own_v1", 1).settings(ReadingSettings)
     finders = {"detect": ("text_detect", 2), "direction": ("text_direction", 1)}
     assert settings.parts == finders | {"network": ("own_network", 1)}
-    assert [each for each in check(texts) if each.verdict == "fail"] == []
+    assert [finding for finding in check(texts) if finding.verdict == "fail"] == []
 
 
 def test_only_reader_is_replaced_and_removed(repository, tiny):
@@ -207,7 +207,7 @@ def test_only_reader_is_replaced_and_removed(repository, tiny):
     assert json.loads((repository / "own.route.json").read_text())["variants"][0]["deadline_ms"] == 30_000
     add(repository, request(tiny, is_replacing=True), None)
 
-    assert [each for each in check(repository) if each.verdict != "ok"] == []
+    assert [finding for finding in check(repository) if finding.verdict != "ok"] == []
     assert remove(repository, "own", None) == (*FINDERS, "own_network", "own_v1", "own")
     assert models(repository) == set()
 
@@ -217,6 +217,6 @@ def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):
     model.metadata_props.add(key="character", value="a")
     onnx.save(model, tmp_path / "own.onnx")
 
-    found = propose(repository, request(tmp_path / "own.onnx", task="", parameters={"preset": "imagenet"}))
+    proposal = propose(repository, request(tmp_path / "own.onnx", task="", parameters={"preset": "imagenet"}))
 
-    assert found.intake.name == "classify"
+    assert proposal.intake.name == "classify"

@@ -53,8 +53,8 @@ def test_every_symbology_is_read_in_every_direction(symbology):
     kind, text = PRINTED[symbology]
     sheet = label(bars(kind, text))
     for turn in range(4):
-        (found,) = find_barcodes(upright(sheet.rotate(90 * turn, expand=True)))
-        assert (found.symbology, found.text) == (symbology, text)
+        (barcode,) = find_barcodes(upright(sheet.rotate(90 * turn, expand=True)))
+        assert (barcode.symbology, barcode.text) == (symbology, text)
 
 
 @pytest.mark.parametrize("symbology", ["Code 128", "GS1-128"])
@@ -64,10 +64,10 @@ def test_blurred_code_128_is_read_in_every_direction(symbology):
     (sharp,), blurred = find_barcodes(upright(sheet)), sheet.filter(ImageFilter.GaussianBlur(2.5))
     assert not zxingcpp.read_barcodes(blurred)
     for turn in range(4):
-        (found,) = find_barcodes(upright(blurred.rotate(90 * turn, expand=True)))
-        assert (found.symbology, found.text) == (symbology, text)
-    (found,) = find_barcodes(upright(blurred))
-    np.testing.assert_allclose(found.box, sharp.box, atol=20)
+        (barcode,) = find_barcodes(upright(blurred.rotate(90 * turn, expand=True)))
+        assert (barcode.symbology, barcode.text) == (symbology, text)
+    (barcode,) = find_barcodes(upright(blurred))
+    np.testing.assert_allclose(barcode.box, sharp.box, atol=20)
 
 
 @pytest.mark.parametrize("blur_px", [0, 3])
@@ -79,8 +79,8 @@ def test_bars_without_a_right_check_symbol_are_not_read(blur_px):
     wrong = symbol.copy()
     wrong[:, at : at + 44] = symbol[:, at + 44 : at + 88]
     random = np.repeat(draw.integers(0, 2, 200, np.uint8) * 255, 4)[None].repeat(200, axis=0)
-    for each in (wrong, random):
-        sheet = label(Image.fromarray(each)).filter(ImageFilter.GaussianBlur(blur_px))
+    for pixels in (wrong, random):
+        sheet = label(Image.fromarray(pixels)).filter(ImageFilter.GaussianBlur(blur_px))
         assert not find_barcodes(upright(sheet))
 
 
@@ -89,9 +89,9 @@ def test_corners_are_those_of_the_symbol_in_the_original():
     sheet = Image.new("RGB", (3000, 4000), "white")
     sheet.paste(symbol, (500, 3000))
 
-    (found,) = find_barcodes(upright(sheet))
+    (barcode,) = find_barcodes(upright(sheet))
 
-    (left, top), (right, bottom) = found.box.min(axis=0), found.box.max(axis=0)
+    (left, top), (right, bottom) = barcode.box.min(axis=0), barcode.box.max(axis=0)
     quiet = 10 * 8  # modules at each side of Code 128
     assert [left, right] == pytest.approx([500 + quiet, 500 + symbol.width - quiet], abs=16)
     assert [top, bottom] == pytest.approx([3000, 3000 + symbol.height], abs=16)
@@ -105,7 +105,7 @@ def test_only_pages_that_have_bars_and_are_searched_have_barcodes():
     plain.read([marked])
 
     assert [line.text for line in lines] == ["HELLO WORLD 2026"]
-    assert [[each.text for each in page] for page in reads.barcodes] == [["hello"], [], []]
+    assert [[barcode.text for barcode in page] for page in reads.barcodes] == [["hello"], [], []]
     assert plain.barcodes == [[]]
 
 

@@ -44,10 +44,10 @@ def test_duration_has_a_readable_unit(value_ms, text):
 
 def test_durations_have_two_units_at_most():
     texts = ["0 s", "60 s", "1 min", "59 min", "5 h 21 min", "3 d 4 h"]
-    assert [format_duration(each) for each in (0, 59.6, 61, 3599, 19_300, 273_700)] == texts
+    assert [format_duration(seconds) for seconds in (0, 59.6, 61, 3599, 19_300, 273_700)] == texts
 
 
-@pytest.mark.parametrize("kind", [each for each in errors._ERRORS.values() if each is not errors.StubDied])
+@pytest.mark.parametrize("kind", [kind for kind in errors._ERRORS.values() if kind is not errors.StubDied])
 @pytest.mark.parametrize("words", ["", "in ensemble 'classify_v1', "], ids=["plain", "through an ensemble"])
 def test_error_survives_as_text(kind, words):
     restored = errors.from_message(f"{words}{kind('x')}")
@@ -76,10 +76,10 @@ def test_class_follows_from_the_text(text, expected):
 def test_bad_images_are_read_as_they_were_written(reasons, more, prefix):
     count = max(reasons) + 1 + more
 
-    found = contract.read_bad_images(prefix + contract.format_bad_images(reasons, count), count)
+    bad_images = contract.read_bad_images(prefix + contract.format_bad_images(reasons, count), count)
 
     is_ambiguous = any(re.search(r"; image \d+: |^image \d+: ", reason) for reason in reasons.values())
-    assert found == contract.BadImages(prefix, reasons) or (is_ambiguous and found.reasons == {})
+    assert bad_images == contract.BadImages(prefix, reasons) or (is_ambiguous and bad_images.reasons == {})
 
 
 def test_list_that_does_not_fit_is_empty():
@@ -233,10 +233,10 @@ WATCHDOG_S = 60
 
 @pytest.fixture
 def handlers():
-    before = {each: signal.getsignal(each) for each in processes.STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in processes.STOP_SIGNALS}
     yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_signals_call_their_actions_in_order(handlers):
@@ -256,7 +256,7 @@ def test_stop_flag_leaves_the_second_signal_to_the_kernel(handlers):
     signal.raise_signal(signal.SIGINT)
 
     assert (before, stop.is_set()) == (False, True)
-    assert {signal.getsignal(each) for each in processes.STOP_SIGNALS} == {signal.SIG_DFL}
+    assert {signal.getsignal(number) for number in processes.STOP_SIGNALS} == {signal.SIG_DFL}
 
 
 def test_sigterm_closes_contexts():
@@ -356,16 +356,16 @@ def test_children_start_while_grpc_is_used(prepare, ask):
     was_calm_once=([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
 )
 def test_waits_grow_until_a_calm_time(ran_s, expected):
-    back_off, now_s, found = processes.BackOff([0.2, 1, 4], calm_s=60), 1000.0, []
-    for each in ran_s:
+    back_off, now_s, waits_s = processes.BackOff([0.2, 1, 4], calm_s=60), 1000.0, []
+    for run_s in ran_s:
         back_off.began(now_s)
         assert back_off.due_s is None
-        now_s += each
-        found.append(back_off.failed(now_s))
-        assert back_off.due_s == now_s + found[-1]
+        now_s += run_s
+        waits_s.append(back_off.failed(now_s))
+        assert back_off.due_s == now_s + waits_s[-1]
         now_s = back_off.due_s  # the pause is no calm time
 
-    assert found == expected
+    assert waits_s == expected
 
 
 def test_background_work_ends_with_its_context():
@@ -400,7 +400,7 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
         files.replace(path, b"new")
 
     assert failed.value.filename == str(path)
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("route.json", "old")]
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("route.json", "old")]
 
 
 def test_file_folder_and_moved_tree_reach_the_disk_in_order(tmp_path, monkeypatch):

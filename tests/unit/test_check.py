@@ -264,7 +264,7 @@ def test_custom_operators_are_noted(repository):
 
 def test_command_prints_counts_and_the_first_failure(repository):
     good = CliRunner().invoke(app, ["check", str(repository)])
-    assert {each.model for each in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
+    assert {finding.model for finding in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
     (repository / "route.json").unlink()
     bad = CliRunner().invoke(app, ["check"], env={"NEREID_REPOSITORY": str(repository), "COLUMNS": "200"})
     one = CliRunner().invoke(app, ["check", str(repository), "--model", "net"])

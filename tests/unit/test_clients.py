@@ -105,7 +105,7 @@ def dribbling() -> AbstractContextManager[str]:
     return serving(script)
 
 
-@rows(*((*each, silent) for each in WAYS), *((way, "http", dribbling) for way in ("sync", "async")))
+@rows(*((*pair, silent) for pair in WAYS), *((way, "http", dribbling) for way in ("sync", "async")))
 def test_server_without_a_response_is_given_up(way, protocol, server):
     """The time limit holds for the connection and for the whole response, not for one of its bytes."""
     with server() as url:
@@ -401,7 +401,7 @@ def test_bad_images_of_a_request_fail_alone(steps, expected, way):
     with serving(script) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 4, batch_size=4))
 
-    got = [str(each) if isinstance(each, errors.RequestRefused) else each.labels[0].name for each in outcomes]
+    got = [str(item) if isinstance(item, errors.RequestRefused) else item.labels[0].name for item in outcomes]
     assert got == expected
     assert len(script.bodies("/infer")) == len(steps)
 
@@ -435,8 +435,8 @@ def test_outcomes_name_their_images(way, tmp_path):
         outcomes = list(classifier.classify_many(images, batch_size=8))
 
     names = ["images[0]", missing, photo, photo, photo, "images[5]", "images[6]"]
-    assert [each.image for each in outcomes] == [str(name) for name in names]
-    bad = {place: type(each.__cause__) for place, each in enumerate(outcomes) if isinstance(each, Exception)}
+    assert [outcome.image for outcome in outcomes] == [str(name) for name in names]
+    bad = {place: type(item.__cause__) for place, item in enumerate(outcomes) if isinstance(item, Exception)}
     assert bad == {1: FileNotFoundError, 6: TypeError}
     assert {type(outcomes[place]) for place in bad} == {errors.UnusableImage}
 
@@ -526,9 +526,9 @@ def test_folders_are_searched_for_images(tmp_path):
     for name in ("b.JPG", "a.png", "sub/c.webp", "notes.txt"):
         (tmp_path / name).touch()
 
-    found = collect([tmp_path, tmp_path / "notes.txt"])
+    paths = collect([tmp_path, tmp_path / "notes.txt"])
 
-    assert found == [tmp_path / name for name in ("a.png", "b.JPG", "sub/c.webp", "notes.txt")]
+    assert paths == [tmp_path / name for name in ("a.png", "b.JPG", "sub/c.webp", "notes.txt")]
     for name, message in (("nope", "nope' does not exist"), ("empty", "has no image")):
         with pytest.raises(ValueError, match=message):
             collect([tmp_path / name])

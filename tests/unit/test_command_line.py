@@ -219,7 +219,7 @@ def test_status_without_a_server_shows_the_models_and_fails(tmp_path):
     assert (document["server"], document["gateways"]) == (None, [])
     kinds = {"classify": "route", "classify_v1": "pinned", "classify_v2": "pinned"}
     kinds |= {"efficientnet_lite0": "network", "imagenet_preprocess": "preprocessing"}
-    assert {each["name"]: each["kind"] for each in document["models"]} == kinds
+    assert {model["name"]: model["kind"] for model in document["models"]} == kinds
 
 
 def test_keys_are_listed_without_their_secrets(tmp_path):

@@ -48,7 +48,7 @@ def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
     assert add_cpu_fallback(repository, "", None) == COPY
 
     route = route_of(repository)
-    (copy,) = [each for each in route.variants if each.name == "v1_cpu"]
+    (copy,) = [entry for entry in route.variants if entry.name == "v1_cpu"]
     assert (copy.model, copy.version, copy.weight, route.fallbacks) == (COPY, 1, 0, ("v1_cpu",))
     config = read_pbtxt(repository / COPY / "config.pbtxt")
     assert (config["backend"], config["instance_group"]) == ("fused", [{"kind": "KIND_CPU"}])
@@ -160,7 +160,7 @@ def test_files_of_a_copy_stay(change, message, repository):
     """Variant v1 and its model are removed, so only the copy needs version 1."""
     add_cpu_fallback(repository, "", None)
     variants = json.loads((repository / "classify.route.json").read_text())["variants"]
-    others = [each for each in variants if each["name"] != "v1"]
+    others = [entry for entry in variants if entry["name"] != "v1"]
     edit_route(repository, "classify", variants=others, default="v2")
     remove(repository, "classify_v1", None)
 
@@ -210,5 +210,5 @@ def test_next_version_is_like_the_serving_variant(published, tmp_path):
     limits = ExaminationLimits(is_change_accepted=True, max_slowdown=100, against=1)
     publish(published, NET, candidate(tmp_path, 3), None, limits)
 
-    assert [each.name for each in route_of(published, ROUTE).variants] == ["v1", "v2", "spare", "v3"]
-    assert [each.is_fallback for each in find_network(published, NET).variants] == [False, False, True, False]
+    assert [item.name for item in route_of(published, ROUTE).variants] == ["v1", "v2", "spare", "v3"]
+    assert [item.is_fallback for item in find_network(published, NET).variants] == [False, False, True, False]

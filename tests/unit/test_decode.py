@@ -53,7 +53,7 @@ def png(samples, color_type, *chunks):
     body = b"".join(b"\0" + row.tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
     written = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(body)), (b"IEND", b"")]
-    return PNG_MAGIC + b"".join(png_chunk(*each) for each in written)
+    return PNG_MAGIC + b"".join(png_chunk(*chunk) for chunk in written)
 
 
 def tiff(entries, data, order="<"):
@@ -523,12 +523,12 @@ def stored_rows(width: int, height: int, bits: int, is_interlaced: bool) -> list
     """Return the bits of each stored row, without its filter."""
     if not is_interlaced:
         return [width * bits] * height
-    found = []
+    row_bits = []
     for number in "1234567":
         for y in range(height):
             columns = sum(PICTURE[y % 8][x % 8] == number for x in range(width))
-            found += [columns * bits] if columns else []
-    return found
+            row_bits += [columns * bits] if columns else []
+    return row_bits
 
 
 def short_png(size, kind: str, depth: int, is_interlaced: bool, missing: int, value: int) -> bytes:

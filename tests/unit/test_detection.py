@@ -23,21 +23,21 @@ SAME = Transform(SIDE, SIDE, resize="exact")
 
 
 def detector_of(head: str, transform: Transform = SAME, **more) -> ObjectFinder:
-    found = TestDetector(head).outputs()
-    types = {name: "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32" for name, rows in found.items()}
-    outputs = [NetworkOutput(name, types[name], rows.shape) for name, rows in found.items()]
+    arrays = TestDetector(head).outputs()
+    types = {name: "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32" for name, rows in arrays.items()}
+    outputs = [NetworkOutput(name, types[name], rows.shape) for name, rows in arrays.items()]
     return ObjectFinder(find_head(outputs, FRAME, head), transform, Limits(), CLASSES, **more)
 
 
 def rows_of(detector: ObjectFinder, arrays) -> list[np.ndarray]:
-    return [arrays[each.name] for each in detector.head.outputs]
+    return [arrays[output.name] for output in detector.head.outputs]
 
 
 def plain_iou(one, other) -> float:
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     common = max(width, 0) * max(height, 0)
-    areas = [(each[2] - each[0]) * (each[3] - each[1]) for each in (one, other)]
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
     union = areas[0] + areas[1] - common
     return common / union if union > 0 else 0.0
 
@@ -52,10 +52,10 @@ def test_score_is_that_of_object_and_class(objectness, score, expected, head):
     (rows,) = TestDetector(head, ((KNOWN[0][0], score, 1),)).outputs().values()
     rows[rows[:, 4] > 0, 4] = objectness
 
-    found = detector_of(head).find((SIDE, SIDE), [rows])
+    hits = detector_of(head).find((SIDE, SIDE), [rows])
 
-    assert (found.scores.tolist(), found.classes.tolist()) == (expected, [1] * len(expected))
-    assert (found.boxes.dtype, found.scores.dtype, found.boxes.shape[1:]) == (np.float32, np.float32, (4,))
+    assert (hits.scores.tolist(), hits.classes.tolist()) == (expected, [1] * len(expected))
+    assert (hits.boxes.dtype, hits.scores.dtype, hits.boxes.shape[1:]) == (np.float32, np.float32, (4,))
 
 
 def test_largest_boxes_of_yolox_are_finite():
@@ -72,20 +72,20 @@ def test_boxes_end_at_the_image_and_come_best_first():
     detector = detector_of("yolov8", score_threshold=0.5)
     arrays = TestDetector("yolov8", (*objects, ((0.0, 0.0, 9.0, 9.0), 0.49, 2))).outputs()
 
-    found = detector.find((2 * SIDE, SIDE), rows_of(detector, arrays))
+    hits = detector.find((2 * SIDE, SIDE), rows_of(detector, arrays))
 
-    assert found.boxes.tolist() == [[0, 0, 48, 16], [96, 40, 128, 64]]
-    assert (found.scores.tolist(), found.classes.tolist()) == ([0.75, 0.5], [0, 1])
+    assert hits.boxes.tolist() == [[0, 0, 48, 16], [96, 40, 128, 64]]
+    assert (hits.scores.tolist(), hits.classes.tolist()) == ([0.75, 0.5], [0, 1])
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_known_objects_of_every_head(head):
     detector = detector_of(head)
-    found = detector.find((SIDE, SIDE), rows_of(detector, TestDetector(head).outputs()))
+    hits = detector.find((SIDE, SIDE), rows_of(detector, TestDetector(head).outputs()))
 
-    assert found.boxes.tolist() == [list(box) for box, _, _ in KNOWN]
-    assert found.scores.tolist() == [score for _, score, _ in KNOWN]
-    assert [detector.label(index) for index in found.classes] == [CLASSES[index] for _, _, index in KNOWN]
+    assert hits.boxes.tolist() == [list(box) for box, _, _ in KNOWN]
+    assert hits.scores.tolist() == [score for _, score, _ in KNOWN]
+    assert [detector.label(index) for index in hits.classes] == [CLASSES[index] for _, _, index in KNOWN]
 
 
 @cases(
@@ -112,11 +112,11 @@ def test_forms_of_suppressed_outputs(form, arrays):
     outputs = [NetworkOutput(name, types.get(name, "TYPE_FP32"), dims) for name, dims in form.items()]
 
     head = find_head(outputs, FRAME)
-    found = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), arrays)
+    hits = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), arrays)
 
     assert head.name == "nms"
-    assert found.boxes.tolist() == [[1, 2, 11, 22]]
-    assert (found.scores.tolist(), found.classes.tolist()) == ([0.5], [2])
+    assert hits.boxes.tolist() == [[1, 2, 11, 22]]
+    assert (hits.scores.tolist(), hits.classes.tolist()) == ([0.5], [2])
 
 
 def matrix(*dims: int, name: str = "output0") -> NetworkOutput:
@@ -168,7 +168,7 @@ def test_uncertain_or_wrong_heads_are_refused(outputs, name, labels, message):
 @pytest.mark.parametrize("head", HEADS)
 def test_numbers_that_are_not_finite_are_errors(head, bad):
     detector, arrays = detector_of(head), dict(TestDetector(head).outputs())
-    name = next(each for each, rows in arrays.items() if rows.dtype == np.float32)
+    name = next(key for key, rows in arrays.items() if rows.dtype == np.float32)
     arrays[name] = arrays[name].copy()
     arrays[name][0, 0] = bad
 
@@ -221,9 +221,9 @@ def test_numbers_of_candidates_and_objects_are_bounded(monkeypatch):
     rows[:, 4] = np.linspace(0.5, 1, 400)
     head = find_head([matrix(400, 6)], FRAME)
 
-    found = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+    hits = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
 
-    assert found.scores.tolist() == rows[::-1, 4][:MAX_OBJECTS].tolist()
+    assert hits.scores.tolist() == rows[::-1, 4][:MAX_OBJECTS].tolist()
     monkeypatch.setattr(detectors, "MAX_CANDIDATES", 7)
     few = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
     assert few.scores.tolist() == rows[::-1, 4][:7].tolist()
@@ -236,7 +236,7 @@ boxes = st.tuples(*[st.tuples(*[st.integers(0, 12)] * 2).map(sorted)] * 2, st.in
 @given(st.lists(boxes, max_size=25), st.sampled_from([0.0, 0.25, 0.45, 0.5, 1.0]), st.integers(1, 10))
 def test_suppression_equals_the_plain_reference(drawn, iou, limit):
     boxes = np.array([[x[0], y[0], x[1], y[1]] for x, y, _ in drawn], np.float64).reshape(-1, 4)
-    classes = np.array([each for _, _, each in drawn], np.int64)
+    classes = np.array([index for _, _, index in drawn], np.int64)
     kept: list[int] = []
     for place, box in enumerate(boxes):
         others = [other for other in kept if classes[other] == classes[place]]
@@ -273,8 +273,8 @@ BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
     none=([], [], []),
 )
 def test_objects_of_two_detectors_are_matched(one, other, pairs):
-    found = match_objects(objects(*one), objects(*other))
+    matches = match_objects(objects(*one), objects(*other))
 
-    assert [each.places for each in found] == [places for places, _ in pairs]
-    assert [each.difference for each in found] == pytest.approx([difference for _, difference in pairs])
-    assert all(isinstance(each, ObjectPair) for each in found)
+    assert [pair.places for pair in matches] == [places for places, _ in pairs]
+    assert [pair.difference for pair in matches] == pytest.approx([difference for _, difference in pairs])
+    assert all(isinstance(pair, ObjectPair) for pair in matches)

@@ -45,13 +45,13 @@ def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> VariantSigna
     rng = np.random.default_rng(seed)
     values = {name: rng.beta(4, 4, images).tolist() for name in recording.BOUNDS}
     values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
-    found = VariantSignals(TARGET, "r")
+    signals = VariantSignals(TARGET, "r")
     best = rng.integers(0, 5, images).tolist()
-    found.add_outputs(Signals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS}))
-    found.images = images
+    signals.add_outputs(Signals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS}))
+    signals.images = images
     for number in range(images):
-        found.add_inputs({name: values[name][number] for name in recording.INPUT_SIGNALS})
-    return found
+        signals.add_inputs({name: values[name][number] for name in recording.INPUT_SIGNALS})
+    return signals
 
 
 def reference_of(measured: VariantSignals) -> reference_file.Reference:
@@ -116,12 +116,12 @@ def test_window_has_only_recent_slots(tmp_path):
         history.add(RecordedInterval(NOW - age_s, 60.0, {"route|r|v1|7|entropy": {"0.1": age_s}}))
     history.store(tmp_path)
 
-    found = History.load(tmp_path)
+    copy = History.load(tmp_path)
 
-    assert found.slots == history.slots
-    assert found.window(NOW, 3600) == ({"route|r|v1|7|entropy": {"0.1": 3010}}, 120.0)
-    assert found.last_growth("route|r|v1|7|") == NOW - 10
-    assert found.last_growth("route|r|v2|") is None
+    assert copy.slots == history.slots
+    assert copy.window(NOW, 3600) == ({"route|r|v1|7|entropy": {"0.1": 3010}}, 120.0)
+    assert copy.last_growth("route|r|v1|7|") == NOW - 10
+    assert copy.last_growth("route|r|v2|") is None
     assert list(History.load(tmp_path / "missing").slots) == []
 
 
@@ -138,13 +138,13 @@ def test_classes_count_only_with_their_reference():
 
 
 def verdicts(window: recording.Growth, reference: reference_file.Reference) -> dict[str, str]:
-    return {each.signal: each.verdict for each in compare(TARGET, "r", window, reference)}
+    return {drift.signal: drift.verdict for drift in compare(TARGET, "r", window, reference)}
 
 
 def test_only_the_changed_signal_drifts():
-    found = verdicts(drawn(2, brightness=0.35).window, reference_of(drawn(1)))
+    results = verdicts(drawn(2, brightness=0.35).window, reference_of(drawn(1)))
 
-    assert {signal for signal, verdict in found.items() if verdict == "drift"} == {"brightness"}
+    assert {signal for signal, verdict in results.items() if verdict == "drift"} == {"brightness"}
 
 
 @pytest.mark.parametrize("measure", ["psi", "js"])
@@ -176,10 +176,10 @@ OTHER = "the reference is of version 1 of 'net_v1', the route serves version "
     other_model=(MonitoredVariant("v1", "other", 1, "7"), OTHER + "1"),
 )
 def test_reference_of_another_model_is_not_used(target, reason):
-    found = why_not(target, reference_of(drawn(1)))
+    problem = why_not(target, reference_of(drawn(1)))
 
-    assert found.startswith(reason)
-    assert bool(found) is bool(reason)
+    assert problem.startswith(reason)
+    assert bool(problem) is bool(reason)
     assert why_not(target, None) == "the route has no reference"
 
 
@@ -246,8 +246,8 @@ def test_too_little_traffic_is_an_error():
 
 
 def test_gauges_have_every_signal():
-    found = compare(TARGET, "r", drawn(2).window, reference_of(drawn(1)))
-    variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", found)
+    signals = compare(TARGET, "r", drawn(2).window, reference_of(drawn(1)))
+    variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", signals)
     not_compared = VariantDrift("v2", "net_v2", 1, 0, None, None, "no reference")
 
     page = metrics(DriftState(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
@@ -269,8 +269,8 @@ def test_shadows_agree_over_time():
             RecordedInterval(NOW - age_s, 60, {"shadow|r|s": {"agreed": agreed, "disagreed": 1, "shed": 9}})
         )
 
-    found = [msgspec.structs.astuple(each) for each in agreement(history, "r", NOW)]
-    assert found == [("s", 0.0, 11, 9), ("s", 3600.0, 6, 5)]
+    periods = [msgspec.structs.astuple(period) for period in agreement(history, "r", NOW)]
+    assert periods == [("s", 0.0, 11, 9), ("s", 3600.0, 6, 5)]
 
 
 def test_interval_is_that_of_wilson():

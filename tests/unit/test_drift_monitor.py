@@ -95,10 +95,10 @@ def test_window_forgets_old_images(world):
     world.look(1000, 0, 0)
     world.now += 3600
 
-    found = world.look().routes[0].variants[0]
+    drift = world.look().routes[0].variants[0]
 
-    assert (found.requests, found.signals[0].verdict) == (0, "too few")
-    assert found.idle_s == 3660
+    assert (drift.requests, drift.signals[0].verdict) == (0, "too few")
+    assert drift.idle_s == 3660
     assert world.log[1:] == ["drift: variant 'v1' of 'r' has no signal over its limit"]
 
 
@@ -117,9 +117,9 @@ def test_route_without_a_reference_is_recorded(world):
     world.store_reference(100, 100, 100)
     second = world.look().routes[0]
 
-    assert [each.problem for each in first.variants] == ["the route has no reference"] * 2
+    assert [drift.problem for drift in first.variants] == ["the route has no reference"] * 2
     assert (first.variants[0].requests, first.variants[0].signals) == (50, ())
-    assert [each.problem for each in second.variants] == ["", "the reference does not have this variant"]
+    assert [drift.problem for drift in second.variants] == ["", "the reference does not have this variant"]
 
 
 def test_invalid_files_are_named(world):
@@ -160,11 +160,11 @@ def test_commands_read_the_state(world):
     world.look()
     state = world.look(5)
 
-    found = report(world.run_dir, "r", [])
+    summary = report(world.run_dir, "r", [])
 
-    assert (found.at, found.route) == (state.at, state.routes[0])
-    assert {each.name for each in world.run_dir.iterdir()} == {STATE_FILE, RECORDING_FILE}
-    assert all(each.stat().st_mode & 0o077 == 0 for each in world.run_dir.iterdir())
+    assert (summary.at, summary.route) == (state.at, state.routes[0])
+    assert {path.name for path in world.run_dir.iterdir()} == {STATE_FILE, RECORDING_FILE}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in world.run_dir.iterdir())
     with pytest.raises(OperationFailed, match="does not know route 'other'"):
         report(world.run_dir, "other", [])
 
@@ -176,6 +176,6 @@ def test_feedback_comes_from_gateways_on_any_address(world, host):
     world.look()
 
     with health.serve(lambda path: (HTTPStatus.OK, health.TEXT, text), "127.0.0.1", 0, "gateway") as port:
-        (found,) = report(world.run_dir, "r", [GatewayRecord(1, host, port)]).accuracy
+        (accuracy,) = report(world.run_dir, "r", [GatewayRecord(1, host, port)]).accuracy
 
-    assert (found.answers, found.correct) == (4, 3)
+    assert (accuracy.answers, accuracy.correct) == (4, 3)

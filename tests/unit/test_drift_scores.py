@@ -35,13 +35,13 @@ def entropy(values: list[float]) -> float:
 def test_distances_are_those_of_the_definitions(pair):
     p, q = map(shares, pair)
 
-    found = distance(*pair)
+    score = distance(*pair)
 
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
     divergence = entropy(middle) - (entropy(p) + entropy(q)) / 2
     psi = sum((a - b) * math.log(a / b) for a, b in zip(p, q, strict=True))
-    assert found.psi == pytest.approx(psi, abs=1e-9)
-    assert found.js == pytest.approx(math.sqrt(max(0.0, divergence)), abs=1e-6)
+    assert score.psi == pytest.approx(psi, abs=1e-9)
+    assert score.js == pytest.approx(math.sqrt(max(0.0, divergence)), abs=1e-6)
 
 
 @given(counts, st.booleans())
@@ -69,10 +69,10 @@ def test_chance_rarely_exceeds_a_limit(size, images, buckets):
 
     drawn = rng.multinomial(images, np.array(reference) / size, 5_000)
     refs = rng.multinomial(size, np.array(reference) / size, 5_000)
-    found = [distance(a.tolist(), b.tolist()) for a, b in zip(refs, drawn, strict=True)]
+    scores = [distance(a.tolist(), b.tolist()) for a, b in zip(refs, drawn, strict=True)]
 
     for measure in ("psi", "js"):
-        over = np.mean([getattr(each, measure) > getattr(most, measure) for each in found])
+        over = np.mean([getattr(score, measure) > getattr(most, measure) for score in scores])
         assert 0.003 <= over <= 0.02, measure
 
 

@@ -41,16 +41,16 @@ def outputs_of(repository) -> list[str]:
 @pytest.mark.parametrize("tail", UNIT)
 def test_vectors_of_length_1_are_recognised(tmp_path, tail):
     """Nothing is changed in such a network, and the summary shows the cosine of both photos."""
-    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT[tail])))
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT[tail])))
 
-    assert (found.intake.name, outputs_of(tmp_path / "models")) == ("embed", [EMBEDDING])
-    assert found.about == [("embedding", f"{DIMS} dimensions, length 1")]
-    assert [*found.changes] == []
-    assert "labels" not in "\n".join(screen("faces", found))
-    one, other = (found.results[path.name] for path in SAMPLES)
+    assert (plan.intake.name, outputs_of(tmp_path / "models")) == ("embed", [EMBEDDING])
+    assert plan.about == [("embedding", f"{DIMS} dimensions, length 1")]
+    assert [*plan.changes] == []
+    assert "labels" not in "\n".join(screen("faces", plan))
+    one, other = (plan.results[path.name] for path in SAMPLES)
     assert one[0]["image"] == SAMPLES[1].name
     assert one[0]["cosine"] == other[0]["cosine"]
-    assert [each for each in check(tmp_path / "models") if each.verdict != "ok"] == []
+    assert [finding for finding in check(tmp_path / "models") if finding.verdict != "ok"] == []
 
 
 def test_progress_is_reported_once_if_the_task_changes(tmp_path):
@@ -64,9 +64,9 @@ def test_progress_is_reported_once_if_the_task_changes(tmp_path):
 
 
 def test_one_photo_is_enough(tmp_path):
-    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"]), images=SAMPLES[:1]))
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"]), images=SAMPLES[:1]))
 
-    assert (found.intake.name, found.results) == ("embed", {SAMPLES[0].name: ()})
+    assert (plan.intake.name, plan.results) == ("embed", {SAMPLES[0].name: ()})
 
 
 def test_photos_of_one_name_are_told_apart_by_their_paths(tmp_path):
@@ -75,18 +75,18 @@ def test_photos_of_one_name_are_told_apart_by_their_paths(tmp_path):
         image.parent.mkdir()
         shutil.copy(sample, image)
 
-    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"]), images=(*images,)))
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"]), images=(*images,)))
 
-    others = {name: [other["image"] for other in cosines] for name, cosines in found.results.items()}
+    others = {name: [other["image"] for other in cosines] for name, cosines in plan.results.items()}
     day, night = map(str, images)
     assert others == {day: [night], night: [day]}
 
 
 @pytest.mark.parametrize("tail", embedders.SCORES)
 def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
-    found = propose(tmp_path / "models", request(tmp_path, convolutional(embedders.SCORES[tail])))
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(embedders.SCORES[tail])))
 
-    assert (found.intake.name, outputs_of(tmp_path / "models")) == ("classify", [SCORES])
+    assert (plan.intake.name, outputs_of(tmp_path / "models")) == ("classify", [SCORES])
 
 
 @cases(
@@ -97,28 +97,28 @@ def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
     activation=({"activation": "none"}, {}),
 )
 def test_what_the_user_or_the_file_says_outweighs_the_numbers(tmp_path, more, metadata):
-    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more))
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more))
 
-    assert found.intake.name == "classify"
+    assert plan.intake.name == "classify"
 
 
 @cases("more, metadata", task=({"task": "embed"}, {}), metadata=({}, {"task": "embed"}))
 def test_other_vectors_are_scaled(tmp_path, more, metadata):
-    found = propose(tmp_path / "models", request(tmp_path, convolutional(**metadata), **more))
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(**metadata), **more))
 
     given = {"image": np.random.default_rng(0).random((3, 3, SIDE, SIDE), np.float32)}
     (rows,) = run(tmp_path / "models" / "faces_network" / "1" / "model.onnx", given).values()
     expected = run(tmp_path / "new.onnx", given)["output"].astype(np.float64)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(rows, expected, atol=1e-6)  # FP32
-    assert (found.intake.name, [*found.changes]) == ("embed", [LENGTH])
-    assert found.about == [("embedding", f"{DIMS} dimensions, length 1")]
+    assert (plan.intake.name, [*plan.changes]) == ("embed", [LENGTH])
+    assert plan.about == [("embedding", f"{DIMS} dimensions, length 1")]
 
 
 def test_vectors_stay_as_they_are_without_an_activation(tmp_path):
-    found = propose(tmp_path / "models", request(tmp_path, convolutional(), task="embed", activation="none"))
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(), task="embed", activation="none"))
 
-    assert (found.about, [*found.changes]) == ([("embedding", f"{DIMS} dimensions")], [])
+    assert (plan.about, [*plan.changes]) == ([("embedding", f"{DIMS} dimensions")], [])
 
 
 @cases(

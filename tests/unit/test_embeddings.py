@@ -36,10 +36,10 @@ def rows(*vectors: list[float]) -> dict[str, np.ndarray]:
     large_numbers=([1e30, 0], [1e30, 1e30], Comparison((1 - math.sqrt(0.5)) / 2, False)),
 )
 def test_distance_is_half_of_one_minus_the_cosine(ours, theirs, expected):
-    found = EMBED.compare(rows(ours), rows(theirs))
+    comparison = EMBED.compare(rows(ours), rows(theirs))
 
-    assert found.is_equal is expected.is_equal
-    assert found.distance == pytest.approx(expected.distance, abs=1e-7)  # FP32 in
+    assert comparison.is_equal is expected.is_equal
+    assert comparison.distance == pytest.approx(expected.distance, abs=1e-7)  # FP32 in
 
 
 def test_equal_means_a_cosine_of_99_percent():
@@ -91,10 +91,10 @@ def test_distance_is_that_of_the_definition(ours, theirs):
     any_length=([2e15, 2e15, 0, 0], 0.5),
 )
 def test_signal_is_the_part_of_the_components_that_carry_a_vector(vector, expected):
-    found = EMBED.signals(rows(vector))
+    signals = EMBED.signals(rows(vector))
 
-    assert found.of_images == {"confidence": (), "entropy": [pytest.approx(expected)], "found": ()}
-    assert found.about == {"dims": 4}
+    assert signals.of_images == {"confidence": (), "entropy": [pytest.approx(expected)], "found": ()}
+    assert signals.about == {"dims": 4}
 
 
 @pytest.mark.parametrize("vector", [[math.nan, 1], [math.inf, 1], [0, 0], [1]], ids=str)

@@ -304,12 +304,12 @@ def test_unexpected_error_is_a_rejection(make_request):
 
 
 def parents() -> dict[int, int]:
-    found = {}
+    processes = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            found |= {int(path.parent.name): int(parent)} if state != "Z" else {}
-    return found
+            processes |= {int(path.parent.name): int(parent)} if state != "Z" else {}
+    return processes
 
 
 def children(process: int) -> set[int]:

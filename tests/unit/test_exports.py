@@ -51,10 +51,10 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
     rt_detr=(TestDetector("rtdetr", batch=1).build(), {"description": "Ultralytics rtdetr-l"}, "rtdetr"),
 )
 def test_metadata_of_ultralytics_is_enough(model, more, head, proposed, tmp_path):
-    found = proposed(model, ULTRALYTICS | more)
+    plan = proposed(model, ULTRALYTICS | more)
 
-    assert (found.intake.name, found.settings.head, found.settings.sides_px) == ("detect", head, (SIDE, SIDE))
-    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
+    assert (plan.intake.name, plan.settings.head, plan.settings.sides_px) == ("detect", head, (SIDE, SIDE))
+    assert [(result["label"], result["score"]) for result in plan.results["photo.png"]] == FOUND
     assert ModelConfig.from_file(tmp_path / "models" / "cars_network", 1).max_batch_size > 0
 
 
@@ -77,12 +77,12 @@ def of_one_image(model: onnx.ModelProto, rank: int) -> onnx.ModelProto:
 @cases(("rank", "given"), alone=(3, {}), batch_of_one=(4, {}), normalised=(4, {"scale": "1"}))
 def test_results_of_one_image_get_a_batch(proposed, rank, given):
     """As torchvision documents its export; two images in one run would get the results of the first."""
-    found = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
+    plan = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
 
-    settings = found.settings
+    settings = plan.settings
     assert (settings.head, settings.can_batch) == ("torchvision", False)
     assert settings.parameters["resize"] == "exact"
-    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == [
+    assert [(result["label"], result["score"]) for result in plan.results["photo.png"]] == [
         (str(index), score) for _, score, index in KNOWN
     ]
 
@@ -94,10 +94,10 @@ def test_tensorflow_resizes_itself(proposed):
     model.graph.input[0].name = "bytes"
     model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
 
-    found = proposed(model)
+    plan = proposed(model)
 
-    assert (found.settings.sides_px, found.settings.parameters["resize"]) == ((640, 640), "exact")
-    assert [tuple(each["box"]) for each in found.results["photo.png"]] == [box for box, _, _ in KNOWN]
+    assert (plan.settings.sides_px, plan.settings.parameters["resize"]) == ((640, 640), "exact")
+    assert [tuple(result["box"]) for result in plan.results["photo.png"]] == [box for box, _, _ in KNOWN]
 
 
 def test_boxes_of_transformers_are_found_by_their_name(proposed):
@@ -106,9 +106,9 @@ def test_boxes_of_transformers_are_found_by_their_name(proposed):
     model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = len(CLASSES)
 
     names = {"names": str(dict(enumerate(CLASSES)))}
-    found = proposed(model, names, size=(64, 64), parameters={"scale": "1"})
+    plan = proposed(model, names, size=(64, 64), parameters={"scale": "1"})
 
-    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
+    assert [(result["label"], result["score"]) for result in plan.results["photo.png"]] == FOUND
 
 
 def test_given_labels_tell_the_head(proposed, tmp_path):
@@ -116,9 +116,9 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
     (labels := tmp_path / "names.txt").write_text("\n".join(CLASSES))
 
     given = {"task": "detect", "parameters": {"preset": "rtdetr"}, "labels": labels}
-    found = proposed(TestDetector("detr_sigmoid").build(), **given)
+    plan = proposed(TestDetector("detr_sigmoid").build(), **given)
 
-    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
+    assert [(result["label"], result["score"]) for result in plan.results["photo.png"]] == FOUND
 
 
 FLAT_IO = "(float[1,7,1,1] image) => (float[num_predictions,7] graph2_flat_predictions)"

@@ -40,8 +40,8 @@ def answering(route=test_router.ROUTE) -> test_router.World:
 
 
 def counted(world: test_router.World, family: str, *names: str) -> dict[tuple[str, ...], float]:
-    found = {labels: n for (name, labels), n in world.counts.items() if name == family}
-    return {tuple(dict(labels)[name] for name in names): n for labels, n in found.items()}
+    counts = {labels: n for (name, labels), n in world.counts.items() if name == family}
+    return {tuple(dict(labels)[name] for name in names): n for labels, n in counts.items()}
 
 
 def fallbacks(world: test_router.World) -> dict[tuple[str, ...], float]:
@@ -264,10 +264,10 @@ TEXT, BOX = output("text", "TYPE_STRING", -1), output("box", "TYPE_FP32", -1, 4)
     text=(["später"], TEXT, np.array(["später".encode()], object)),
 )
 def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
-    found = read_answer({output.name: value}, [output])[output.name]
+    answer = read_answer({output.name: value}, [output])[output.name]
 
-    np.testing.assert_array_equal(found, expected)
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(answer, expected)
+    assert (answer.dtype, answer.shape) == (expected.dtype, expected.shape)
 
 
 @cases(

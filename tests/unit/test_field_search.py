@@ -28,7 +28,7 @@ UPS, FEDEX, S10, SSCC = "1Z999AA10123456784", "790535312317", "RB123456785GB", "
 
 
 def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9, others=""):
-    wide = sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
+    wide = sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
     right, bottom = left + (wide * height / 2 if width is None else width), top + height
     box = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
     return RecognisedLine(text, confidence, box, others=others)
@@ -84,13 +84,13 @@ def test_turned_page_is_read_alike(degrees):
     lines = [line("TRK#"), line("7905 3531", left=60), line("2317", left=160)]
     lines.append(line("9865 7878 8855", top=300))
 
-    assert tracking(*(turned(each, degrees) for each in lines)).value == FEDEX
+    assert tracking(*(turned(text_line, degrees) for text_line in lines)).value == FEDEX
 
 
 def test_number_with_a_valid_checksum_wins():
-    found = tracking(line("TRACKING # 1Z999AA10123456785"), line(S10, top=300))
+    field = tracking(line("TRACKING # 1Z999AA10123456785"), line(S10, top=300))
 
-    assert (found.value, found.valid) == (S10, True)
+    assert (field.value, field.valid) == (S10, True)
 
 
 @rows(
@@ -106,9 +106,9 @@ def test_number_that_may_go_on_is_not_certain(others, is_certain):
     label = line("Tracking Number:", confidence=0.99)
     number = line("9460 2447 1029 1100 -", 0, 30, confidence=0.99)
 
-    found = tracking(label, number, *others)
+    field = tracking(label, number, *others)
 
-    assert (found.value, found.certain) == ("9460244710291100", is_certain)
+    assert (field.value, field.certain) == ("9460244710291100", is_certain)
 
 
 @rows(
@@ -117,10 +117,10 @@ def test_number_that_may_go_on_is_not_certain(others, is_certain):
     ("1Z 999 AA1 0I 2345 678A", UPS, [(9, "I", "1"), (17, "A", "4")]),
 )
 def test_look_alikes_are_corrected(text, value, corrected):
-    found = tracking(line(text))
+    field = tracking(line(text))
 
-    assert (found.value, found.valid) == (value, True)
-    assert found.corrected == tuple(CharacterCorrection(*each) for each in corrected)
+    assert (field.value, field.valid) == (value, True)
+    assert field.corrected == tuple(CharacterCorrection(*correction) for correction in corrected)
 
 
 @rows(
@@ -130,10 +130,10 @@ def test_look_alikes_are_corrected(text, value, corrected):
     ("RB1Z3456765GB", "         8", S10, [(3, "Z", "2"), (9, "6", "8")]),
 )
 def test_checksum_chooses_the_second_best_character(text, others, value, corrected):
-    found = tracking(line(text, confidence=1.0, others=others.ljust(len(text))))
+    field = tracking(line(text, confidence=1.0, others=others.ljust(len(text))))
 
-    assert (found.value, found.valid, found.certain) == (value, True, False)
-    assert found.corrected == tuple(CharacterCorrection(*each) for each in corrected)
+    assert (field.value, field.valid, field.certain) == (value, True, False)
+    assert field.corrected == tuple(CharacterCorrection(*correction) for correction in corrected)
 
 
 @rows(
@@ -144,17 +144,17 @@ def test_checksum_chooses_the_second_best_character(text, others, value, correct
     ("1Z999AA10123456785", "", False),  # none
 )
 def test_second_best_characters_change_nothing_without_proof(text, others, is_valid):
-    found = tracking(line(text, others=others))
+    field = tracking(line(text, others=others))
 
-    assert (found.value, found.valid, found.corrected) == (text, is_valid, ())
+    assert (field.value, field.valid, field.corrected) == (text, is_valid, ())
 
 
 def test_nothing_is_corrected_without_proof():
     wrong_checksum, letters_without_checksum = "RBI23456784GB", "R8123456785GB"
     four_characters, not_alike = "RB1Z3AS678SGB", "RB12345678EGB"
     for text in (wrong_checksum, letters_without_checksum, four_characters, not_alike):
-        found = tracking(line(text))
-        assert (found.valid is True, found.corrected) == (False, ()), text
+        field = tracking(line(text))
+        assert (field.valid is True, field.corrected) == (False, ()), text
 
 
 def test_two_corrections_that_fit_prove_nothing():
@@ -176,23 +176,23 @@ def test_sides_have_their_own_numbers():
         line("韩梅梅 +86 139-1234-5678", top=150),
         line("上海市 200120", top=180),
     ]
-    found = {each.name: each.value for each in find_fields(lines, WAYBILL)}
+    values = {field.name: field.value for field in find_fields(lines, WAYBILL)}
 
-    assert (found["sender_phone"], found["recipient_phone"]) == ("13800138000", "+86 139-1234-5678")
-    assert (found["sender_postcode"], found["recipient_postcode"]) == ("100020", "200120")
+    assert (values["sender_phone"], values["recipient_phone"]) == ("13800138000", "+86 139-1234-5678")
+    assert (values["sender_postcode"], values["recipient_postcode"]) == ("100020", "200120")
 
 
 def test_weight_and_date_are_found():
-    found = {each.name: each.value for each in find_fields([line("重量: 2.5 kg 日期 2026-11-25")], WAYBILL)}
+    data = {field.name: field.value for field in find_fields([line("重量: 2.5 kg 日期 2026-11-25")], WAYBILL)}
 
-    assert (found["weight"], found["date"]) == ("2.5 kg", "2026-11-25")
+    assert (data["weight"], data["date"]) == ("2.5 kg", "2026-11-25")
 
 
 def test_box_is_that_of_the_value():
-    found = tracking(line("TRK# 7905", confidence=0.8), line("3531 2317", left=100))
+    field = tracking(line("TRK# 7905", confidence=0.8), line("3531 2317", left=100))
 
-    np.testing.assert_allclose(found.box, [[50, 0], [190, 0], [190, 20], [50, 20]], atol=0.01)
-    assert found.confidence == pytest.approx(0.8)
+    np.testing.assert_allclose(field.box, [[50, 0], [190, 0], [190, 20], [50, 20]], atol=0.01)
+    assert field.confidence == pytest.approx(0.8)
 
 
 def test_document_is_json():
@@ -238,10 +238,10 @@ def test_any_lines_are_answered(lines):
     ]
 
     with np.errstate(all="ignore"):
-        found = find_fields(made, WAYBILL)
+        fields = find_fields(made, WAYBILL)
 
-    assert [each.name for each in found] == [rule.name for rule in WAYBILL.fields]
-    json.dumps([each.document() for each in found])
+    assert [field.name for field in fields] == [rule.name for rule in WAYBILL.fields]
+    json.dumps([field.document() for field in fields])
 
 
 @given(*[st.text(alphabet="0123456789OISBZGQlo ", min_size=1, max_size=20)] * 2)
@@ -252,7 +252,7 @@ def test_a_valid_reading_holds(text, others):
         value = read.reading.value
         assert read.form.checksum != "none"
         assert len({*value}) > 1
-        assert all(value[each.position] == each.after for each in read.reading.corrections)
+        assert all(value[correction.position] == correction.after for correction in read.reading.corrections)
 
 
 @pytest.mark.slow
@@ -261,9 +261,9 @@ def test_ten_thousand_lines_are_bounded(alphabet):
     draw = random.Random(1)
     texts = ["".join(draw.choices(alphabet, k=draw.randint(1, 150))) for _ in range(10_000)]
     lines = [
-        line(each, draw.random() * 2000, draw.random() * 3000, draw.randint(1, 300), others=each[::-1])
-        for each in texts
+        line(text, draw.random() * 2000, draw.random() * 3000, draw.randint(1, 300), others=text[::-1])
+        for text in texts
     ]
 
-    found, first = (find_fields(part, WAYBILL) for part in (lines, lines[:MAX_LINES]))
-    assert [each.document() for each in found] == [each.document() for each in first]
+    fields, first = (find_fields(part, WAYBILL) for part in (lines, lines[:MAX_LINES]))
+    assert [field.document() for field in fields] == [field.document() for field in first]

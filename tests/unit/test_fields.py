@@ -90,17 +90,17 @@ OTHER_FEDEX, LONG_FEDEX = "986578788855", f"9622001900000000000000{FEDEX}"
 
 def found(*texts, barcodes=()):
     lines = [line(text, top=40.0 * number, confidence=0.99) for number, text in enumerate(texts)]
-    return find_fields(lines, NUMBER, [(each, line(each, top=500).box) for each in barcodes])[0]
+    return find_fields(lines, NUMBER, [(barcode, line(barcode, top=500).box) for barcode in barcodes])[0]
 
 
 @pytest.mark.parametrize(("form", "carrier"), FORMS, ids=lambda value: getattr(value, "name", ""))
 def test_examples_are_found_beside_their_label(form, carrier):
     name = carrier.labels[0] if carrier and carrier.labels else ""
 
-    answers = {each: found("12 MAIN STREET", f"{name} TRACKING #", each) for each in form.examples}
+    answers = {text: found("12 MAIN STREET", f"{name} TRACKING #", text) for text in form.examples}
 
-    values = {each: field_file.judge(form, re.sub("[^0-9A-Za-z]", "", each))[0] for each in form.examples}
-    assert {each: answer.value for each, answer in answers.items()} == values
+    values = {text: field_file.judge(form, re.sub("[^0-9A-Za-z]", "", text))[0] for text in form.examples}
+    assert {text: answer.value for text, answer in answers.items()} == values
     assert not any(answer.valid is False for answer in answers.values())
 
 
@@ -240,7 +240,7 @@ def test_every_other_last_character_is_rejected(name):
     alphabet = ALPHANUMERIC if name == "mod_37_36" else ALPHANUMERIC[:10]
 
     for number in PUBLISHED[name]:
-        assert [each for each in alphabet if CHECKSUMS[name].holds(number[:-1] + each)] == [number[-1]]
+        assert [letter for letter in alphabet if CHECKSUMS[name].holds(number[:-1] + letter)] == [number[-1]]
 
 
 @given(st.sampled_from(sorted(CHECKSUMS)), st.text(max_size=40))

@@ -47,19 +47,19 @@ def repository(tmp_path):
 def test_variants_share_the_cores(cores, weights, expected, repository):
     """Half by weight and half evenly, so that a variant keeps up when a rollout gives it more."""
     variants = json.loads((repository / ROUTE).read_text())["variants"]
-    weighed = [each | {"weight": weight} for each, weight in zip(variants, weights, strict=True)]
+    weighed = [variant | {"weight": weight} for variant, weight in zip(variants, weights, strict=True)]
     edit_route(repository, "classify", variants=weighed)
 
-    found = plan_instances(repository, "cpu", Machine(cores, PLENTY), {"fused"}).counts
+    counts = plan_instances(repository, "cpu", Machine(cores, PLENTY), {"fused"}).counts
 
-    assert found == dict(zip(("classify_v1", "classify_v2"), expected, strict=True))
+    assert counts == dict(zip(("classify_v1", "classify_v2"), expected, strict=True))
 
 
 def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
     """The network's versions and the preprocessing have all requests of the route behind them."""
-    found = plan_instances(repository, "ensemble", Machine(4, PLENTY)).counts
+    counts = plan_instances(repository, "ensemble", Machine(4, PLENTY)).counts
 
-    assert found == {"efficientnet_lite0": 4, "imagenet_preprocess": 4}
+    assert counts == {"efficientnet_lite0": 4, "imagenet_preprocess": 4}
 
 
 def test_models_without_a_common_caller_share_the_cores():
@@ -95,10 +95,10 @@ def test_memory_limits_the_instances():
 @pytest.mark.parametrize(("cores", "expected"), [(1, None), (8, None), (16, 2), (64, 8)])
 def test_route_gets_an_instance_for_each_eight_cores(repository, cores, expected):
     """A single instance is Triton's own choice, and needs no second load."""
-    found = plan_instances(repository, "cpu", Machine(cores, PLENTY)).counts
+    counts = plan_instances(repository, "cpu", Machine(cores, PLENTY)).counts
 
-    assert found.get("classify") == expected
-    assert found["classify_v1"] == cores
+    assert counts.get("classify") == expected
+    assert counts["classify_v1"] == cores
 
 
 @cases(
@@ -123,17 +123,17 @@ def test_only_an_open_choice_is_fitted(group, has_driver, is_fitted, repository,
 
 def test_other_backends_are_not_fitted(repository):
     """NVIDIA's ONNX Runtime backend would give all cores to each instance; routes need one."""
-    found = plan_instances(repository, "ensemble", Machine(4, PLENTY), {"fused", "preprocess"})
+    plan = plan_instances(repository, "ensemble", Machine(4, PLENTY), {"fused", "preprocess"})
 
-    assert set(found.counts) == {"imagenet_preprocess"}
+    assert set(plan.counts) == {"imagenet_preprocess"}
 
 
 def test_broken_route_is_ignored(repository):
     """Triton reports it; the variants then count like models that clients call."""
     (repository / ROUTE).write_text("{")
 
-    found = plan_instances(repository, "cpu", Machine(4, PLENTY)).counts
-    assert found == {"classify_v1": 3, "classify_v2": 3}
+    counts = plan_instances(repository, "cpu", Machine(4, PLENTY)).counts
+    assert counts == {"classify_v1": 3, "classify_v2": 3}
 
 
 def test_load_gets_the_whole_config(repository):

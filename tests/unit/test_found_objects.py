@@ -42,12 +42,12 @@ def outputs(*objects) -> dict[str, np.ndarray]:
     ),
 )
 def test_each_object_has_its_difference(before, after, changes, found_objects):
-    found = list(found_objects.changes([PHOTO], [outputs(*before)], [outputs(*after)]))
+    lines = list(found_objects.changes([PHOTO], [outputs(*before)], [outputs(*after)]))
 
     # Scores are float32.
-    assert [each.difference for each in found] == pytest.approx([each[0] for each in changes], abs=1e-6)
+    assert [line.difference for line in lines] == pytest.approx([row[0] for row in changes], abs=1e-6)
     texts = [f"object in photo: expected {was}, got {now or was}" for _, was, now in changes]
-    assert [each.text for each in found] == texts
+    assert [line.text for line in lines] == texts
 
 
 def test_photo_without_an_object_is_noted(found_objects):
@@ -74,6 +74,6 @@ def test_survey_shows_the_best_objects(found_objects):
 
     assert survey.can_batch
     known = [(CLASSES[index], score, [*box]) for box, score, index in KNOWN]
-    assert [tuple(found.values()) for found in survey.results[0]] == known
+    assert [tuple(result.values()) for result in survey.results[0]] == known
     assert len(survey.results[1]) == SHOWN < len(many)
     assert survey.results[1][0]["box"] == [0, 0, 4, 4]

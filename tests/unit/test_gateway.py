@@ -73,14 +73,14 @@ def test_image_is_forwarded_unchanged(body):
     answer = send(gateway(upstream), "POST", "/predict?top_k=2", **body)
 
     assert answer.status_code == 200, answer.text
-    found = answer.json()
-    classes = [(each["label"], each["index"]) for each in found["predictions"]]
+    document = answer.json()
+    classes = [(prediction["label"], prediction["index"]) for prediction in document["predictions"]]
     assert classes == [("espresso", 967), ("cup", 968)]
-    assert (found["variant"], found["version"], found["reason"]) == ("v1", "1", "weight")
-    assert {*found["timings_ms"]} == {"receive", "admission", "inference", "total"}
+    assert (document["variant"], document["version"], document["reason"]) == ("v1", "1", "weight")
+    assert {*document["timings_ms"]} == {"receive", "admission", "inference", "total"}
     ((image, options),) = upstream.received
     assert image == IMAGE
-    assert (options["top_k"], options["request_id"]) == (2, found["request_id"])
+    assert (options["top_k"], options["request_id"]) == (2, document["request_id"])
 
 
 WIDE_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\2\0\0\0\0\1" + bytes(9) + b"\0\0\0\0IDAT"
@@ -139,8 +139,8 @@ def test_chunked_body_is_cut_at_the_limit():
 def test_failure_has_its_status_and_hides_internals(error, expected, message, caplog):
     answer = send(gateway(Upstream(error)), "POST", "/predict", content=IMAGE)
 
-    status, found = code(answer)
-    assert found == expected
+    status, error_code = code(answer)
+    assert error_code == expected
     assert message in answer.json()["error"]["message"]
     assert not re.search(r"10\.0|region|ensemble|oops", answer.text)
     assert ("retry-after" in answer.headers) == (status in (429, 503))
@@ -151,10 +151,10 @@ def test_batch_fails_image_by_image():
     body = {"images": [{"id": "a", **JSON_IMAGE}, {"image": ""}, {"id": 7, **JSON_IMAGE}], "variant": "v1"}
     upstream = Upstream()
 
-    found = send(gateway(upstream), "POST", "/v1/classify", json=body).json()["results"]
+    results = send(gateway(upstream), "POST", "/v1/classify", json=body).json()["results"]
 
-    assert [each["id"] for each in found] == ["a", 1, 7]
-    assert [each.get("error", {}).get("code") for each in found] == [None, "invalid_image", None]
+    assert [result["id"] for result in results] == ["a", 1, 7]
+    assert [result.get("error", {}).get("code") for result in results] == [None, "invalid_image", None]
     assert [options["variant"] for _, options in upstream.received] == ["v1", "v1"]
     answer = send(gateway(upstream), "POST", "/v1/classify", files=[("file", IMAGE)] * 3)
     assert len(answer.json()["results"]) == 3
@@ -186,8 +186,8 @@ def test_only_headers_of_the_route_are_forwarded(caplog):
         assert re.fullmatch(rf"00-{'a' * 32}-[0-9a-f]{{16}}-01", given)
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
     (line,) = (json.loads(record.message) for record in caplog.records)
-    found = [line[name] for name in ("path", "status", "outcome", "key_id")]
-    assert found == ["/predict", 200, "ok", "id-infer"]
+    values = [line[name] for name in ("path", "status", "outcome", "key_id")]
+    assert values == ["/predict", 200, "ok", "id-infer"]
 
 
 @pytest.mark.parametrize("given", ["x" * 129, "ä", ""])
@@ -211,11 +211,11 @@ def test_key_grants_its_scopes(secret, expected):
     made = gateway(Upstream(), Settings(keys_needed=True), keys=RING, route=Control())
 
     for headers in ({"authorization": f"Bearer {secret}"}, {"x-api-key": f"{secret}"}):
-        found = {path: send(made, "GET", path, headers=headers if secret else {}) for path in expected}
-        assert {path: answer.status_code for path, answer in found.items()} == expected
+        answers = {path: send(made, "GET", path, headers=headers if secret else {}) for path in expected}
+        assert {path: answer.status_code for path, answer in answers.items()} == expected
     if secret is None:
-        assert found["/v1/live"].headers["www-authenticate"] == "Bearer"
-        assert found["/v1/access"].json() == {"keys_needed": True, "name": None, "scopes": []}
+        assert answers["/v1/live"].headers["www-authenticate"] == "Bearer"
+        assert answers["/v1/access"].json() == {"keys_needed": True, "name": None, "scopes": []}
 
 
 def test_gateway_without_keys_stays_on_loopback():
@@ -246,9 +246,9 @@ def test_on_loopback_a_key_only_adds_permissions(secret):
     changed = send(made, "PUT", "/v1/route/weights", json={"weights": {"v1": 1, "v2": 1}}, headers=headers)
     assert changed.status_code == {"route": 200, "infer": 403}.get(secret, 401)
     if secret != "wrong":
-        found = send(made, "GET", "/v1/access", headers=headers).json()
+        access = send(made, "GET", "/v1/access", headers=headers).json()
         scopes = ["infer", "route"] if secret == "route" else ["infer"]
-        assert (found["keys_needed"], sorted(found["scopes"])) == (False, scopes)
+        assert (access["keys_needed"], sorted(access["scopes"])) == (False, scopes)
 
 
 @cases(
@@ -339,7 +339,7 @@ def test_page_samples_and_docs_are_served():
         assert policy.startswith("default-src 'none'; script-src 'self'")
         assert ("unsafe-inline" in policy) == path.startswith("/docs")
         assert answer.headers["x-content-type-options"] == "nosniff"
-    samples = {each["name"]: each["tasks"] for each in send(made, "GET", "/samples").json()}
+    samples = {sample["name"]: sample["tasks"] for sample in send(made, "GET", "/samples").json()}
     photo = ["classify", "detect", "embed"]
     assert samples == {"coffee": photo, "chelsea": photo, "parcel_label": ["read", "waybill"]}
 
@@ -351,9 +351,9 @@ def test_page_has_the_module_of_every_task():
 
     assert listed.headers["content-type"] == "text/javascript; charset=utf-8"
     assert listed.headers["cache-control"] == "no-cache"
-    found = dict(re.findall(r'import { (\w+) } from "\./(.*)";', listed.text))
-    assert [*found] == [task.name for task in TASKS]
-    for name, path in found.items():
+    modules = dict(re.findall(r'import { (\w+) } from "\./(.*)";', listed.text))
+    assert [*modules] == [task.name for task in TASKS]
+    for name, path in modules.items():
         module = send(made, "GET", f"/page/{path}")
         assert f"\nexport const {name} = {{" in module.text
         assert module.headers["etag"]
@@ -363,9 +363,9 @@ def test_page_has_the_module_of_every_task():
 
 def test_openapi_has_every_operation():
     document = send(gateway(Upstream()), "GET", "/openapi.json").json()
-    described = {(method.upper(), path) for path, each in document["paths"].items() for method in each}
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
 
-    assert described == {(each.method, path) for each in OPERATIONS for path in each.paths}
+    assert described == {(operation.method, path) for operation in OPERATIONS for path in operation.paths}
     named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert named == {*document["components"]["schemas"]}
 
@@ -489,7 +489,7 @@ def test_costly_request_is_paid_afterwards(clock):
     headers = {"x-api-key": "infer"}
     answers = [send(made, "POST", "/predict", content=IMAGE, headers=headers) for _ in range(2)]
 
-    assert [each.status_code for each in answers] == [200, 429]
+    assert [answer.status_code for answer in answers] == [200, 429]
 
 
 def test_rate_is_limited_by_key_and_pixels():
@@ -536,10 +536,10 @@ def test_paths_name_a_model():
     assert {path: send(made, "POST", path, content=IMAGE).json()["model"] for path in paths} == paths
     batch = send(made, "POST", "/v1/models/dogs/classify", json={"images": [JSON_IMAGE]})
 
-    assert [each["model"] for each in batch.json()["results"]] == ["dogs"]
+    assert [result["model"] for result in batch.json()["results"]] == ["dogs"]
     assert [len(upstreams[name].received) for name in ("classify", "dogs")] == [2, 2]
-    found = {path: send(made, "GET", path) for path in ("/v1/live", "/v1/models/dogs/live")}
-    assert all(answer.status_code == 200 for answer in found.values())
+    answers = {path: send(made, "GET", path) for path in ("/v1/live", "/v1/models/dogs/live")}
+    assert all(answer.status_code == 200 for answer in answers.values())
     assert 'images_total{endpoint="/predict",model="dogs",outcome="ok"' in made.metrics.page().decode()
     assert send(made, "GET", "/v1/models/classify/route").json()["model"] == "classify"
     assert code(send(made, "GET", "/v1/models/dogs/route")) == (404, "no_route_control")
@@ -606,7 +606,7 @@ async def test_previews_go_one_at_a_time_to_their_end_and_cost_what_they_take(mo
         assert (code(late), len(running)) == ((504, "deadline_exceeded"), 1)
         go_on.set()
 
-        assert [(await each).status_code for each in others] == [200, 200, 200]
+        assert [(await task).status_code for task in others] == [200, 200, 200]
     with pytest.raises(Failure, match="images per second"):
         made.quotas.take(ring["a"], 20 - 3 * 3 + 1)
     assert made.previews.in_flight == 0

@@ -10,7 +10,7 @@ import pytest
 from nereid.gateway.admission import (
     ASSUMED_LEFT_S,
     MAX_LARGE_WAITING,
-    MAX_REST_S,
+    MAX_LATE_HOLD_S,
     MAX_WAITING_PER_SLOT,
     MEMORY_S,
     Admission,
@@ -44,15 +44,15 @@ def take(admission: Admission) -> Slot:
 
 async def asked(*requests: Coroutine[Any, Any, Any]) -> list[asyncio.Task]:
     """Begin requests; each then has a slot, or waits."""
-    tasks = [asyncio.create_task(each) for each in requests]
+    tasks = [asyncio.create_task(request) for request in requests]
     await asyncio.sleep(0)
     return tasks
 
 
 async def admitted(admission: Admission, count: int) -> tuple[int, int, float]:
     """Send requests; return those in flight, those in the queue, and the time until a retry."""
-    for each in await asked(*(admission.take(99) for _ in range(count))):
-        each.cancel()
+    for task in await asked(*(admission.take(99) for _ in range(count))):
+        task.cancel()
     return admission.in_flight, admission.waiting, admission.retry_after_s()
 
 
@@ -380,8 +380,8 @@ def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
     small=(1, 0.5, 1.5, ASSUMED_LEFT_S - 0.5),
     batch=(3, 0.5, 5.5, 5.5),
     later_than_usual=(1, 5.0, 0.0, 5.0),
-    large=(8, 5.0, MAX_REST_S, MAX_REST_S),
-    late_and_large=(8, 56.0, MAX_REST_S, MAX_REST_S),
+    large=(8, 5.0, MAX_LATE_HOLD_S, MAX_LATE_HOLD_S),
+    late_and_large=(8, 56.0, MAX_LATE_HOLD_S, MAX_LATE_HOLD_S),
 )
 def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(
     work, spent_s, abandoned_work_s, limited_s, admission, clock

@@ -37,7 +37,7 @@ class Chooser(Upstream):
 
 
 def batch(*images: str) -> dict:
-    return {"images": [{"image": base64.b64encode(each.encode()).decode()} for each in images]}
+    return {"images": [{"image": base64.b64encode(image.encode()).decode()} for image in images]}
 
 
 def count(made, name: str) -> float:
@@ -57,7 +57,7 @@ def test_image_fails_alone(error, code, caplog):
     answer = send(made, "POST", "/v1/classify", json=batch("a", "bad", "c"))
 
     assert answer.status_code == 200
-    assert [each.get("error", {}).get("code") for each in answer.json()["results"]] == [None, code, None]
+    assert [result.get("error", {}).get("code") for result in answer.json()["results"]] == [None, code, None]
     is_fault = code in ("unreachable", "inference_failed")
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * is_fault
     assert (
@@ -136,7 +136,7 @@ async def test_request_that_was_late_before_it_was_sent_keeps_no_slot(clock, mon
     def left_s(request: GatewayRequest) -> float:
         if seconds := next(left):
             return seconds
-        raise request.late()
+        raise request.deadline_failure()
 
     monkeypatch.setattr(GatewayRequest, "left_s", left_s)
     caller = Caller(made, headers=[(b"x-request-timeout-ms", b"60000")])
@@ -170,5 +170,5 @@ async def test_readiness_is_probed_once_for_all_and_again_after_two_seconds():
 
         states = await asyncio.gather(*(readiness.state() for _ in range(50)))
 
-        assert [each.ready for each in states] == [True] * 50
+        assert [state.ready for state in states] == [True] * 50
         assert len(upstream.received) == probes

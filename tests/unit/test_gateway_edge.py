@@ -78,9 +78,9 @@ def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtoco
 @asynchronous
 async def test_head_is_bounded(sent):
     protocol, wire = connect()
-    for each in sent:
-        protocol.data_received(each.replace(b"\0", b"a"))
-        if b"HTTP/1.1\r\nhost" in each:
+    for chunk in sent:
+        protocol.data_received(chunk.replace(b"\0", b"a"))
+        if b"HTTP/1.1\r\nhost" in chunk:
             assert await wire.status() == b"200"
 
     assert b"HTTP/1.1 431 " in wire.written

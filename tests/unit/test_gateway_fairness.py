@@ -53,9 +53,9 @@ class Server:
         return self._now_s() - began_s
 
     async def flood(self, requests: Iterator[dict[str, Any]]) -> None:
-        for each in requests:
+        for request in requests:
             with suppress(Failure, TimeoutError):
-                await self.ask("hostile", **each)
+                await self.ask("hostile", **request)
             await asyncio.sleep(0.01)
 
     async def steady(self, seconds: float) -> list[float]:

@@ -166,10 +166,10 @@ def test_text_that_gbk_lacks_is_an_error(path):
 def test_models_have_their_task():
     made = gateway(*RESULTS, "odd", "half")
 
-    found = {each["name"]: each["task"] for each in send(made, "GET", "/v1/models").json()}
+    tasks = {model["name"]: model["task"] for model in send(made, "GET", "/v1/models").json()}
 
     expected = dict(zip(RESULTS, ("classify", "read", "waybill", "detect", "embed"), strict=True))
-    assert found == {**expected, "odd": "", "half": ""}
+    assert tasks == {**expected, "odd": "", "half": ""}
 
 
 @asynchronous
@@ -199,7 +199,7 @@ def test_model_that_no_longer_does_its_task_gives_way_to_another(monkeypatch):
     made.models.triton["cars"].outcome = RequestRefused("unexpected inference output 'boxes'")
     answers += [send(made, "POST", "/v1/detect", content=IMAGE) for _ in range(2)]
 
-    assert [each.status_code for each in answers] == [200, 503, 200]
+    assert [answer.status_code for answer in answers] == [200, 503, 200]
     assert answers[2].json()["objects"][0]["label"] == "ship"
 
 

@@ -87,12 +87,12 @@ def test_table_never_fills_up(monkeypatch):
         with table.held(name) as record:
             record[:] = [float(at_s)]
 
-    found = []
+    values = []
     for name in names:
         with table.held(name) as record:
-            found += record or [None]
+            values += record or [None]
 
-    assert found == [None, *range(1, PLACES + 1)]
+    assert values == [None, *range(1, PLACES + 1)]
 
 
 def state(folder, number: int) -> SharedState:
@@ -105,8 +105,8 @@ def test_worker_sees_recent_reports_of_the_others(tmp_path):
     for number, at_s in enumerate((now, now, now - MAX_AGE_S)):
         state(tmp_path, number).report(Report(at_s, number, 9, {"classify": live.last_minute()}))
 
-    assert [each.in_flight for each in state(tmp_path, 0).others()] == [1]
-    assert [each.in_flight for each in state(tmp_path, 2).others()] == [0, 1]
+    assert [report.in_flight for report in state(tmp_path, 0).others()] == [1]
+    assert [report.in_flight for report in state(tmp_path, 2).others()] == [0, 1]
 
 
 def test_last_minute_of_all_workers_adds_up(tmp_path, clock):
@@ -119,17 +119,17 @@ def test_last_minute_of_all_workers_adds_up(tmp_path, clock):
     state(tmp_path, 1).report(Report(time.monotonic(), 0, 0, {"classify": theirs.last_minute()}))
     (report,) = state(tmp_path, 0).others()
 
-    found = ours.state(3, 8, others=[report.models["classify"]])
+    total = ours.state(3, 8, others=[report.models["classify"]])
 
-    assert (found.requests_per_s, found.in_flight, found.limit) == (15.5, 3, 8)
-    assert found.outcomes == {"ok": 30, "overloaded": 1}
-    assert [each.requests_per_s for each in found.history] == [31, 0]
-    assert [(each.variant, each.share) for each in found.variants] == [("v1", 0.6667), ("v2", 0.3333)]
-    assert found.variants[0].p50_ms == pytest.approx(10, rel=0.15)
-    assert found.variants[0].p99_ms == pytest.approx(100, rel=0.15)
+    assert (total.requests_per_s, total.in_flight, total.limit) == (15.5, 3, 8)
+    assert total.outcomes == {"ok": 30, "overloaded": 1}
+    assert [point.requests_per_s for point in total.history] == [31, 0]
+    assert [(row.variant, row.share) for row in total.variants] == [("v1", 0.6667), ("v2", 0.3333)]
+    assert total.variants[0].p50_ms == pytest.approx(10, rel=0.15)
+    assert total.variants[0].p99_ms == pytest.approx(100, rel=0.15)
     clock.now_s = 1080
     assert ours.state(0, 8).outcomes == {}
-    assert {each.p50_ms for each in ours.state(0, 8).history} == {None}
+    assert {point.p50_ms for point in ours.state(0, 8).history} == {None}
 
 
 @pytest.mark.parametrize(("count", "buffered"), [(1, 2**28), (2, 2**27), (3, 2**27), (64, 2**27)])

@@ -32,20 +32,20 @@ def examined(folder, outputs, installed=NO_PROGRAMS, servers=(), status=0):
 
 
 def one(findings, what):
-    (found,) = [each for each in findings if each.check == what]
-    return found
+    (result,) = [finding for finding in findings if finding.check == what]
+    return result
 
 
 def test_machine_without_a_gpu_has_one_line(tmp_path):
-    found = [*gpu_findings.examine({"PATH": "/nowhere"}, (), tmp_path)]
+    findings = [*gpu_findings.examine({"PATH": "/nowhere"}, (), tmp_path)]
 
-    assert found == [Finding("GPU", "note", "no NVIDIA GPU: models are served on the CPU")]
+    assert findings == [Finding("GPU", "note", "no NVIDIA GPU: models are served on the CPU")]
 
 
 def test_good_machine_has_a_line_for_each_check(tmp_path):
-    found = examined(tmp_path, {recorded.QUERY: recorded.GPU})
+    findings = examined(tmp_path, {recorded.QUERY: recorded.GPU})
 
-    assert [each for each in found if each.check != "GPU packages"] == [
+    assert [finding for finding in findings if finding.check != "GPU packages"] == [
         Finding("GPU", "ok", "0: NVIDIA A100-SXM4-80GB, 81920 MiB, compute capability 8.0"),
         Finding("driver", "ok", "535.216.01 supports CUDA 12.2; the packages need CUDA 12"),
         Finding("GPU memory", "ok", "0: 81916 MiB free"),
@@ -55,10 +55,10 @@ def test_good_machine_has_a_line_for_each_check(tmp_path):
 
 @pytest.mark.parametrize(("installed", "verdict"), [(recorded.CUDA_12, "fail"), (recorded.NOTHING, "note")])
 def test_driver_that_is_not_loaded_fails_where_packages_need_it(tmp_path, installed, verdict):
-    found = examined(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, installed, status=9)
+    findings = examined(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, installed, status=9)
 
     text = f"nvidia-smi failed: {recorded.NO_DRIVER.strip()}"
-    assert found == [Finding("GPU", verdict, text, "reload the driver, or restart the machine")]
+    assert findings == [Finding("GPU", verdict, text, "reload the driver, or restart the machine")]
 
 
 def test_memory_of_the_own_server_is_not_of_others(tmp_path):
@@ -100,22 +100,22 @@ def test_state_of_a_gpu_is_a_finding_with_a_fix(outputs, installed, what, expect
     """The programs do not run, as the driver or the packages are too old or missing."""
     findings = examined(tmp_path, outputs, installed)
 
-    found = one(findings, what)
-    assert re.match(expected, f"{found.status}: {found.detail}; fix: {found.fix}")
-    assert not {"CUDA provider", "CuPy", "nvImageCodec"} & {each.check for each in findings}
+    result = one(findings, what)
+    assert re.match(expected, f"{result.status}: {result.detail}; fix: {result.fix}")
+    assert not {"CUDA provider", "CuPy", "nvImageCodec"} & {finding.check for finding in findings}
 
 
 def test_states_that_slow_or_stop_a_server_are_named(tmp_path):
     outputs = {recorded.QUERY: recorded.EXCLUSIVE_GPU, recorded.PERFORMANCE: recorded.HOT}
 
-    found = {each.check: each for each in examined(tmp_path, outputs)}
+    findings = {finding.check: finding for finding in examined(tmp_path, outputs)}
 
-    assert found["compute mode"].status == "fail"
-    assert found["compute mode"].fix == "nvidia-smi --id=0 --compute-mode=DEFAULT"
-    assert found["persistence mode"].status == "note"
-    assert found["memory errors"].detail == "0: 3 uncorrected memory errors since the driver was loaded"
-    assert found["clocks"].detail == "a GPU is slowed down now: HW Thermal Slowdown"
-    assert "GPU state" not in found
+    assert findings["compute mode"].status == "fail"
+    assert findings["compute mode"].fix == "nvidia-smi --id=0 --compute-mode=DEFAULT"
+    assert findings["persistence mode"].status == "note"
+    assert findings["memory errors"].detail == "0: 3 uncorrected memory errors since the driver was loaded"
+    assert findings["clocks"].detail == "a GPU is slowed down now: HW Thermal Slowdown"
+    assert "GPU state" not in findings
 
 
 def test_exclusive_mode_with_mps_is_intended(tmp_path):
@@ -123,7 +123,7 @@ def test_exclusive_mode_with_mps_is_intended(tmp_path):
     apps = f"{recorded.A100}, 4194303, nvidia-cuda-mps-server, 30\n"
     outputs = {recorded.QUERY: recorded.EXCLUSIVE_GPU, recorded.APPS: apps}
 
-    assert "compute mode" not in {each.check for each in examined(tmp_path, outputs)}
+    assert "compute mode" not in {finding.check for finding in examined(tmp_path, outputs)}
 
 
 @cases(
@@ -167,16 +167,16 @@ def test_crash_and_hang_of_a_library_are_findings():
 def test_programs_run_in_processes_of_their_own():
     findings = [*gpu_findings.examine_programs({"PATH": os.defpath}, 12)]
 
-    assert [each.check for each in findings] == ["CUDA provider", "CuPy"]
-    assert {each.status for each in findings} == {"fail"}
+    assert [finding.check for finding in findings] == ["CUDA provider", "CuPy"]
+    assert {finding.status for finding in findings} == {"fail"}
     assert "has no CUDAExecutionProvider" in findings[0].detail
     assert findings[1].detail == "ModuleNotFoundError: No module named 'cupy'"
 
 
 def test_program_that_does_not_end_is_killed():
-    found = gpu_findings.run("provider", {"PATH": os.defpath}, 12, limit_s=0.01)
+    finding = gpu_findings.run("provider", {"PATH": os.defpath}, 12, limit_s=0.01)
 
-    assert found.detail.startswith("not done after 0.01 s")
+    assert finding.detail.startswith("not done after 0.01 s")
 
 
 def test_program_for_the_provider_runs_a_network():
@@ -191,16 +191,16 @@ def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
 
     with run_dir.occupy(run_dir.root(environment), REPOSITORY) as folder:
         run_dir.write(folder, record)
-        found = {each.check: each for each in examine(environment, REPOSITORY if is_ours else tmp_path)}
+        lines = {line.check: line for line in examine(environment, REPOSITORY if is_ours else tmp_path)}
 
     if is_ours:
         serves = "process 7 serves this repository on 127.0.0.1:8000"
-        assert found["server"] == Finding("server", "ok", serves)
-        assert found["http port"] == Finding("http port", "ok", "8000 is in use by this repository's server")
-        assert "in use" not in found["grpc port"].detail
+        assert lines["server"] == Finding("server", "ok", serves)
+        assert lines["http port"] == Finding("http port", "ok", "8000 is in use by this repository's server")
+        assert "in use" not in lines["grpc port"].detail
     else:
-        assert "server" not in found
-        assert "this repository" not in found["http port"].detail
+        assert "server" not in lines
+        assert "this repository" not in lines["http port"].detail
 
 
 def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
@@ -209,9 +209,9 @@ def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
         importlib.util, "find_spec", lambda name: (name != "pytriton" and find_spec(name)) or None
     )
 
-    found = {each.check: each for each in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
+    findings = {finding.check: finding for finding in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
 
-    assert found["Triton"] == Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
+    assert findings["Triton"] == Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
 
 
 @cases(
@@ -226,6 +226,6 @@ def test_limits_of_connections_are_checked(files, waiting, fix, tmp_path, monkey
     monkeypatch.setattr(doctor, "SOMAXCONN", tmp_path / "somaxconn")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
     findings = examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)
-    found = {each.check: each for each in findings}["connections"]
+    connections = {finding.check: finding for finding in findings}["connections"]
 
-    assert (found.status, found.fix) == ("note" if fix else "ok", fix)
+    assert (connections.status, connections.fix) == ("note" if fix else "ok", fix)

@@ -33,8 +33,8 @@ def test_gpus_are_read():
 def test_devices_are_read_with_the_parts_of_a_divided_gpu():
     assert DEVICES[1] == Device("1", "NVIDIA A100-SXM4-80GB", recorded.SECOND)
     assert DIVIDED[1] == Device("", "MIG 1g.10gb Device 0", recorded.PART)
-    found = [each.uuid for each in nvidia_smi.parts_of(recorded.DIVIDED, DIVIDED)]
-    assert found == [recorded.PART, "MIG-a25704ba-3a06-5299-a795-fd7cf4d13973"]
+    uuids = [part.uuid for part in nvidia_smi.parts_of(recorded.DIVIDED, DIVIDED)]
+    assert uuids == [recorded.PART, "MIG-a25704ba-3a06-5299-a795-fd7cf4d13973"]
     assert nvidia_smi.parts_of(recorded.SECOND, DIVIDED) == []
 
 
@@ -44,7 +44,7 @@ def test_processes_releases_and_clocks_are_read():
         GpuProcess(recorded.A100, 4194302, "a, b", None),
     ]
     assert nvidia_smi.parse_processes("") == []
-    releases = [nvidia_smi.parse_cuda_version(each) for each in (recorded.HEAD, recorded.NEW_HEAD, "")]
+    releases = [nvidia_smi.parse_cuda_version(output) for output in (recorded.HEAD, recorded.NEW_HEAD, "")]
     assert releases == ["12.2", "13.1", ""]
     assert nvidia_smi.parse_slowdowns(recorded.CLOCKS) == []
     assert nvidia_smi.parse_slowdowns(recorded.HOT.replace("Throttle", "Event")) == ["HW Thermal Slowdown"]
@@ -61,10 +61,10 @@ def test_absence_needs_no_program(files, reason, tmp_path):
     for name in files:
         (tmp_path / name).touch()
 
-    found = nvidia_smi.why_absent("/nowhere", tmp_path, tmp_path / "version")
+    problem = nvidia_smi.why_absent("/nowhere", tmp_path, tmp_path / "version")
 
-    assert reason in found
-    assert bool(found) == bool(reason)
+    assert reason in problem
+    assert bool(problem) == bool(reason)
 
 
 def test_nvidia_smi_that_hangs_is_ended(tmp_path):
@@ -98,7 +98,7 @@ def test_visible_gpus_are_those_of_cuda(value, uuids):
     """Entries after an invalid one are ignored, as CUDA does."""
     environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
 
-    assert [each.uuid for each in nvidia_smi.visible(DEVICES, environment)] == uuids
+    assert [device.uuid for device in nvidia_smi.visible(DEVICES, environment)] == uuids
 
 
 @cases(
@@ -108,7 +108,7 @@ def test_visible_gpus_are_those_of_cuda(value, uuids):
     beside_a_divided_one=("1", DIVIDED, [recorded.SECOND]),
 )
 def test_gpus_are_selected(words, devices, uuids):
-    assert [each.uuid for each in nvidia_smi.parse(words, devices)] == uuids
+    assert [device.uuid for device in nvidia_smi.parse(words, devices)] == uuids
 
 
 @cases(
@@ -135,9 +135,9 @@ def test_selected_gpus_reach_the_server_by_their_uuids(tmp_path):
     """CUDA and nvidia-smi number GPUs differently."""
     environment = recorded.install_smi(tmp_path, recorded.GOOD)
 
-    found = nvidia_smi.select("1", {**environment, "CUDA_VISIBLE_DEVICES": "0"}, tmp_path / "dev")
+    variables = nvidia_smi.select("1", {**environment, "CUDA_VISIBLE_DEVICES": "0"}, tmp_path / "dev")
 
-    assert found == {"CUDA_VISIBLE_DEVICES": recorded.SECOND}
+    assert variables == {"CUDA_VISIBLE_DEVICES": recorded.SECOND}
 
 
 NO_PROVIDER = "ONNX Runtime has no CUDA provider"
@@ -220,7 +220,7 @@ def test_gpu_that_cannot_be_used_is_not_selected(tmp_path):
     silent = chosen(tmp_path / "silent", {recorded.QUERY: recorded.NO_DRIVER}, status=9)
     unknown = chosen(tmp_path / "unknown", repository=tmp_path / "models")
 
-    assert {each.profile for each in (hidden, silent, unknown)} == {"cpu"}
+    assert {choice.profile for choice in (hidden, silent, unknown)} == {"cpu"}
     assert hidden.reason == "a GPU, but CUDA_VISIBLE_DEVICES names no GPU of this machine"
     assert "couldn't communicate with the NVIDIA driver" in silent.reason
     assert unknown.reason == "no model has configs/gpu.pbtxt"
@@ -250,8 +250,8 @@ def test_only_an_ensemble_gets_memory_for_its_tensors_on_each_gpu(profile, pools
     """Triton ignores pools of GPUs that CUDA does not show."""
     words = command(TritonOptions(profile=profile), find_installation({}), tmp_path, "id")
 
-    found = [word for word in words if "cuda" in word]
-    assert found == [f"--cuda-memory-pool-byte-size={gpu}:536870912" for gpu in range(pools)]
+    options = [word for word in words if "cuda" in word]
+    assert options == [f"--cuda-memory-pool-byte-size={gpu}:536870912" for gpu in range(pools)]
 
 
 def test_named_gpus_need_a_profile_that_uses_them(tmp_path):

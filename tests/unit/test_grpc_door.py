@@ -43,7 +43,7 @@ from tests.tables import cases
 KEY = (("x-api-key", "infer"),)
 SETTINGS = Settings(url="127.0.0.1:1", keys_needed=True)
 KEYS = Ring({**RING, "other": key("other", "infer")})
-STATUSES = {each.value[0]: each.name for each in grpc.StatusCode}
+STATUSES = {code.value[0]: code.name for code in grpc.StatusCode}
 LONG = [("grpc.max_send_message_length", -1)]
 
 
@@ -70,17 +70,17 @@ async def door(
 @asynccontextmanager
 async def steady(port: int):
     """Ask for a model that cannot exist, again and again; gives the statuses."""
-    found = []
+    statuses = []
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
         async def ask() -> None:
             while True:
-                found.append(await status(channel, "ModelMetadata", v2.ModelMetadataRequest(name="a/b")))
+                statuses.append(await status(channel, "ModelMetadata", v2.ModelMetadataRequest(name="a/b")))
                 await asyncio.sleep(0.01)
 
         await status(channel, "ModelMetadata", b"")
         task = asyncio.create_task(ask())
-        yield found
+        yield statuses
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait([task])
@@ -111,11 +111,11 @@ def test_address_stands_for_one_client(address, expected):
 @pytest.mark.parametrize("attack", FLOODS, ids=lambda attack: attack.name)
 @asynchronous
 async def test_flood_ends_only_its_own_connection(attack):
-    async with door() as (made, front, at), steady(at.grpc_port) as found:
+    async with door() as (made, front, at), steady(at.grpc_port) as statuses:
         assert await asyncio.to_thread(attack.send, at) in attack.expected
         assert front.keyless_calls == 0
-    assert found
-    assert {*found} == {"NOT_FOUND: unknown model 'a/b'"}
+    assert statuses
+    assert {*statuses} == {"NOT_FOUND: unknown model 'a/b'"}
     assert made.uploads.buffers._held_bytes == {}
 
 
@@ -127,11 +127,11 @@ async def test_flood_ends_only_its_own_connection(attack):
 @asynchronous
 async def test_other_limits_of_a_connection(frames, expected, monkeypatch):
     monkeypatch.setattr(floods, "BATCHES", 2)  # fewer frames than the limit, even if they arrive at once
-    async with door() as (_, front, at), steady(at.grpc_port) as found:
+    async with door() as (_, front, at), steady(at.grpc_port) as statuses:
         assert await asyncio.to_thread(flood, at, frames) == expected
 
-        assert sum(each.calls for each in front.clients._known.values()) <= 1
-    assert {*found} == {"NOT_FOUND: unknown model 'a/b'"}
+        assert sum(usage.calls for usage in front.clients._known.values()) <= 1
+    assert {*statuses} == {"NOT_FOUND: unknown model 'a/b'"}
 
 
 @asynchronous
@@ -189,9 +189,9 @@ async def test_call_is_answered(name, message, options, expected):
         door() as (made, _, at),
         grpc.aio.insecure_channel(f"127.0.0.1:{at.grpc_port}", LONG) as channel,
     ):
-        found = [await status(channel, name, message, **options) for _ in range(2)]
+        statuses = [await status(channel, name, message, **options) for _ in range(2)]
 
-        assert [each.startswith(expected) for each in found] == [True, True], found
+        assert [text.startswith(expected) for text in statuses] == [True, True], statuses
     assert made.uploads.buffers._held_bytes == {}
 
 
@@ -237,8 +237,8 @@ class Client:
                 for event in self.http2.receive_data(data):
                     match event:
                         case TrailersReceived() | ResponseReceived():
-                            if found := dict(event.headers).get("grpc-status"):
-                                self.statuses[event.stream_id] = STATUSES[int(found)]
+                            if number := dict(event.headers).get("grpc-status"):
+                                self.statuses[event.stream_id] = STATUSES[int(number)]
                         case StreamReset():
                             self.resets[event.stream_id] = event.error_code
                 self._send()
@@ -336,7 +336,7 @@ async def test_unfinished_messages_count():
         assert client.statuses == {streams[1]: "RESOURCE_EXHAUSTED"}
         assert held == 120_005
         assert other.statuses == {stream: "NOT_FOUND"}
-        assert [each.calls for each in front.clients._known.values()] == [0] * 3
+        assert [usage.calls for usage in front.clients._known.values()] == [0] * 3
 
 
 @cases(
@@ -388,9 +388,9 @@ async def test_connections_are_limited(monkeypatch, of, limit, secret, ends):
             clients.append(await Client.connect(at))
             clients[-1].begin("ModelInfer", secret, is_complete=bool(secret))
             await until(lambda: clients[-1].statuses or clients[-1].is_closed)
-        await until(lambda: any(each.is_closed for each in clients))
+        await until(lambda: any(client.is_closed for client in clients))
 
-        assert [each.gone == ErrorCodes.ENHANCE_YOUR_CALM for each in clients] == ends
+        assert [client.gone == ErrorCodes.ENHANCE_YOUR_CALM for client in clients] == ends
 
 
 @asynchronous
@@ -510,7 +510,7 @@ async def test_late_message_ends_the_call():
         await until(lambda: client.statuses)
 
         assert client.statuses == {1: "DEADLINE_EXCEEDED"}
-        assert [each.calls for each in front.clients._known.values()] == [0, 0]
+        assert [usage.calls for usage in front.clients._known.values()] == [0, 0]
 
 
 @asynchronous

@@ -120,11 +120,11 @@ def test_metrics_count_repairs_and_restarts(health):
         r'nereid_supervisor_repairs_total{model="a\"b\\",cause="probe"} 1',
         'nereid_supervisor_repairs_total{model="eyes",cause="pid"} 1',
     ]
-    found = MetricSamples.parse(page)
-    assert found.gauge("nereid_supervisor_restarts_total") == 1
-    assert found.gauge("nereid_supervisor_repair_failures_total", {"model": "eyes"}) == 1
-    assert found.gauge("nereid_supervisor_ready") == 1
-    assert found.gauge("nereid_supervisor_server_up_since_seconds") == 1.5e9
+    samples = MetricSamples.parse(page)
+    assert samples.gauge("nereid_supervisor_restarts_total") == 1
+    assert samples.gauge("nereid_supervisor_repair_failures_total", {"model": "eyes"}) == 1
+    assert samples.gauge("nereid_supervisor_ready") == 1
+    assert samples.gauge("nereid_supervisor_server_up_since_seconds") == 1.5e9
 
 
 def test_metrics_have_the_present_instances(health):
@@ -176,7 +176,7 @@ def test_idle_connections_delay_no_health_check(limits, left, health, monkeypatc
         port = stack.enter_context(serving(health))
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(40)]
         assert get(f"127.0.0.1:{port}", "/readyz", 60)[0] == 200
-        assert [each.recv(1) for each in idle[: 41 - left]] == [b""] * (41 - left)
+        assert [connection.recv(1) for connection in idle[: 41 - left]] == [b""] * (41 - left)
 
 
 def test_late_head_ends_its_connection(health, monkeypatch):

@@ -47,8 +47,8 @@ def printed(capsys: Any, form: Any, view: View, *results: Any) -> str:
 
 def rows(text: str) -> list[dict[str, str]]:
     others = {"image", "variant", "version", "latency_ms", "error"}
-    found = csv.DictReader(io.StringIO(text))
-    return [{name: value for name, value in row.items() if name not in others} for row in found]
+    reader = csv.DictReader(io.StringIO(text))
+    return [{name: value for name, value in row.items() if name not in others} for row in reader]
 
 
 def test_csv_has_lines_and_fields(capsys):

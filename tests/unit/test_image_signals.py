@@ -53,9 +53,9 @@ def test_signals_are_those_of_the_pixels(name):
     transform = TRANSFORMS[name]
     pixels = noise(transform.height_px, transform.width_px)
 
-    found = ImageMeter(transform, print).pixel_signals(row_of(pixels, transform))
+    signals = ImageMeter(transform, print).pixel_signals(row_of(pixels, transform))
 
-    assert found == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
+    assert signals == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
 
 
 @cases(stored=(1, 2.0), turned_by_its_EXIF_tag=(6, 0.5))
@@ -65,9 +65,9 @@ def test_size_is_that_of_the_upright_image(orientation, aspect):
 
     CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1, sink=received.append).prepare([encoded])
 
-    (found,) = received
-    assert (found["aspect"], found["megapixels"]) == (aspect, 0.18)
-    assert set(found) == {"brightness", "contrast", "sharpness", "warmth", "aspect", "megapixels"}
+    (signals,) = received
+    assert (signals["aspect"], signals["megapixels"]) == (aspect, 0.18)
+    assert set(signals) == {"brightness", "contrast", "sharpness", "warmth", "aspect", "megapixels"}
 
 
 def test_probes_and_bad_images_do_not_count():

@@ -84,7 +84,7 @@ def test_changed_file_hides_no_pixels():
             width, height = open_image(encoded, Limits()).size_wh
         except InvalidImage:
             continue
-        found, opened = read_header(encoded), opened + 1
-        assert found, name
-        assert found.size_wh is None or found.size_wh[0] * found.size_wh[1] >= width * height, name
+        header, opened = read_header(encoded), opened + 1
+        assert header, name
+        assert header.size_wh is None or header.size_wh[0] * header.size_wh[1] >= width * height, name
     assert opened > 400

@@ -61,12 +61,12 @@ def test_chosen_number_is_within_the_bounds(wanted, count):
     """Only the number and the parameter change, so that Triton starts all instances anew."""
     config = document()
 
-    found = with_instance_count(config, InstanceBounds(1, 4), wanted)
+    new_config = with_instance_count(config, InstanceBounds(1, 4), wanted)
 
     text = f"{count} of 1-4"
     parameters = {**config["parameters"], "nereid.instances": {"string_value": text}}
-    assert found == {**config, "instance_group": [{**GROUP, "count": count}], "parameters": parameters}
-    assert [parse_instance_count(each) for each in (text, "", "1-4", "x of 1-4")] == [count, None, None, None]
+    assert new_config == {**config, "instance_group": [{**GROUP, "count": count}], "parameters": parameters}
+    assert [parse_instance_count(word) for word in (text, "", "1-4", "x of 1-4")] == [count, None, None, None]
     assert config == document()
     del config["instance_group"]
     assert with_instance_count(config, InstanceBounds(1, 4), wanted)["instance_group"] == [{"count": count}]
@@ -110,10 +110,10 @@ class Proc:
         self.cpu = autoscaling.CpuWait(folder, lambda: self.now_s)
 
     def wait(self, pid: int, *seconds: float) -> None:
-        for thread, each in enumerate(seconds):
+        for thread, wait_s in enumerate(seconds):
             folder = self.folder / str(pid) / "task" / str(pid + thread)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "schedstat").write_text(f"123 {round(each * 1e9)} 4\n")
+            (folder / "schedstat").write_text(f"123 {round(wait_s * 1e9)} 4\n")
 
     def press(self, seconds: float) -> None:
         (self.folder / "pressure").mkdir(exist_ok=True)
@@ -159,7 +159,7 @@ nv_inference_compute_infer_duration_us{{model="eyes",version="1"}} {0}000000
 
 
 def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
-    health = SimpleNamespace(instances_seen=lambda found: None)
+    health = SimpleNamespace(instances_seen=lambda instances: None)
     record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), "/r", "cpu", "")
     controller = autoscaling.InstanceController(record, health, lambda name: [], None, print)
     samples, counts = [], iter([1000, 1000, 1002])
@@ -187,8 +187,8 @@ GPU = autoscaling.GpuSample(0.5, 40 * GB, 4 * GB)
 
 def recorded(name: str) -> list[autoscaling.LoadSample]:
     return [
-        autoscaling.LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
-        for at_s, count, waiting, busy, cpu_wait, free, each in RECORDED[name]
+        autoscaling.LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, size * MB)
+        for at_s, count, waiting, busy, cpu_wait, free, size in RECORDED[name]
     ]
 
 
@@ -211,14 +211,14 @@ class Driver:
 
 
 def test_recorded_load_step_is_followed():
-    decider, samples, found = autoscaling.InstanceAutoscaler(BOUNDS), recorded("load_step"), []
+    decider, samples, decisions = autoscaling.InstanceAutoscaler(BOUNDS), recorded("load_step"), []
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
         if decision := decider.decide(sample):
-            found.append((sample.at_s, decision.count))
+            decisions.append((sample.at_s, decision.count))
             decider.changed(following.at_s - 0.02)
 
-    assert found == [(4.86, 2), (9.65, 3), (15.04, 4), (22.76, 3), (30.07, 2), (37.26, 1)]
+    assert decisions == [(4.86, 2), (9.65, 3), (15.04, 4), (22.76, 3), (30.07, 2), (37.26, 1)]
 
 
 def test_recorded_full_processor_gets_no_instance():
@@ -250,9 +250,9 @@ SHORT_S = 0.2 * (autoscaling.ADD_SAMPLES - 1)
 def test_number_follows_the_samples_within_the_bounds(start, phases):
     driver = Driver(*start)
 
-    found = [driver.show(sample, seconds) for sample, seconds, _ in phases]
+    counts = [driver.show(sample, seconds) for sample, seconds, _ in phases]
 
-    assert found == [changes for *_, changes in phases]
+    assert counts == [changes for *_, changes in phases]
 
 
 @cases(

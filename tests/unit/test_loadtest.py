@@ -79,10 +79,10 @@ def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
     rooms = ("loadtest", "nereid", "clients", "tests")
     files = [path for room in rooms for path in (root / room).rglob("*.py")]
 
-    found = {str(path.relative_to(root)) for path in files if IMPORT.search(path.read_text())}
+    importers = {str(path.relative_to(root)) for path in files if IMPORT.search(path.read_text())}
 
     users = {f"loadtest/users/locust_{name}.py" for name in ("events", "users")}
-    assert found == {"loadtest/locustfile.py", *users}
+    assert importers == {"loadtest/locustfile.py", *users}
 
 
 HOST = "127.0.0.1"
@@ -132,7 +132,7 @@ def test_request_without_a_response_is_a_failure(port, monkeypatch):
 
 def test_failures_count_at_any_time_and_latencies_within_the_span():
     seen = [(0.0, 0.1, 503), (0.0, 0.3, 200), (0.3, 0.5, 200), (0.5, 1.1, 200), (0.6, 1.5, 503)]
-    responses = [Response(*each) for each in seen]
+    responses = [Response(*row) for row in seen]
 
     assert within(responses, 0.2, 1.0, 1.6) == summary(responses[2:4], 1.1 - 0.3, lost=2)
     # With at most one response in the span, all count.

@@ -27,10 +27,10 @@ def grown(before: str, after: str) -> MetricSamples:
     empty_page=(f"{X} 5", "", {}),
 )
 def test_growth_of_a_counter(before, after, growth):
-    found = grown(before, after)
+    samples = grown(before, after)
 
-    assert found.sums("c", "a") == {(name,): value for name, value in growth.items()}
-    assert found.total("c") == sum(growth.values())
+    assert samples.sums("c", "a") == {(name,): value for name, value in growth.items()}
+    assert samples.total("c") == sum(growth.values())
 
 
 @given(
@@ -179,7 +179,7 @@ def test_quantile_is_linear_inside_a_bucket(rows, share):
     points += [(bounds[place], sum(counts[: place + 1])) for place in filled]
     values, below = zip(*sorted(points, key=lambda point: (point[1], point[0])), strict=True)
 
-    found = quantile(share, dict(zip(bounds, counts, strict=True)))
+    estimate = quantile(share, dict(zip(bounds, counts, strict=True)))
 
     rank = share * sum(counts)
-    assert found == pytest.approx(np.interp(rank, below, values) if rank not in below else found)
+    assert estimate == pytest.approx(np.interp(rank, below, values) if rank not in below else estimate)

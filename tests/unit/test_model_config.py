@@ -138,9 +138,9 @@ def test_first_instance_is_that_of_the_first_group(tmp_path):
     document = {"name": "m", "instance_group": [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]}
     names = {"m_0_0": True, "m_0_10": False, "m_1_0": False}
 
-    found = {name: ModelConfig.from_args(arguments(tmp_path, document, "CPU", name)) for name in names}
+    configs = {name: ModelConfig.from_args(arguments(tmp_path, document, "CPU", name)) for name in names}
 
-    assert {name: config.is_first_instance for name, config in found.items()} == names
+    assert {name: config.is_first_instance for name, config in configs.items()} == names
 
 
 SCORES = 'output_map { key: "y" value: "scores" }'

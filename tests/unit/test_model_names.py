@@ -63,11 +63,11 @@ def test_default_model(kind: Task | None, configs, name, expected, tmp_path):
     """Without a kind, the model is one of any task."""
     folder = repository(tmp_path, **configs)
     try:
-        found = find_model(folder, name, kind) if kind else find_any_model(folder, name)
+        outcome = find_model(folder, name, kind) if kind else find_any_model(folder, name)
     except WrongUsage as error:
-        found = str(error)
+        outcome = str(error)
 
-    assert found == expected or found.startswith(f"'{folder}' {expected}")
+    assert outcome == expected or outcome.startswith(f"'{folder}' {expected}")
 
 
 def test_gateway_offers_routes_and_the_default_model(tmp_path):
@@ -83,11 +83,11 @@ def test_gateway_offers_routes_and_the_default_model(tmp_path):
 def test_preview_is_that_of_the_preprocessing():
     models, photo = RepositoryModels(REPOSITORY, lambda: None), COFFEE.read_bytes()
 
-    found = models.preview("classify", photo)
+    preview = models.preview("classify", photo)
 
-    with Image.open(io.BytesIO(found)) as picture:
+    with Image.open(io.BytesIO(preview)) as picture:
         assert picture.size == (224, 224)
-    assert models.preview("classify_v1", photo) == found
+    assert models.preview("classify_v1", photo) == preview
     assert models.preview("efficientnet_lite0", photo) is None
     with pytest.raises(PreviewRefused, match="expected an image file"):
         models.preview("classify", b"text")

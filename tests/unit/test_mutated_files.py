@@ -64,10 +64,10 @@ def test_many_mutated_files_are_answered():
     *names, last = done.stdout.splitlines() or [""]
     assert done.returncode == 0, f"died with {done.returncode} at {last}: {done.stderr[-2000:]}"
 
-    found = json.loads(last)
-    assert (len(names), found["wrong"]) == (FILES, [])
-    assert FILES / 10 < found["refused"] < FILES * 9 / 10
-    assert found["growth_bytes"] < GROWTH_BYTES
+    outcome = json.loads(last)
+    assert (len(names), outcome["wrong"]) == (FILES, [])
+    assert FILES / 10 < outcome["refused"] < FILES * 9 / 10
+    assert outcome["growth_bytes"] < GROWTH_BYTES
 
 
 @pytest.mark.process

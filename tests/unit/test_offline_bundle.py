@@ -74,7 +74,7 @@ def collect(index, folder, passes, lacking=""):
 
     def download(requirements, python, into):
         into.mkdir()
-        passes.append([each.rpartition("/")[2] for each in requirements])
+        passes.append([requirement.rpartition("/")[2] for requirement in requirements])
         names = {name.removesuffix("-1.0-py3-none-any.whl") for name in passes[-1]} | {"old_only"}
         for name in names - {lacking}:
             path = next(index.glob(f"{name.replace('-', '_')}-*"))

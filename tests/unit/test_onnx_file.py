@@ -225,7 +225,7 @@ def signature(inputs=None, outputs=None, initializers=None) -> Signature:
     inputs = {"x": ("float", (-1, 16))} if inputs is None else inputs
     outputs = {"y": ("float", (-1, 16))} if outputs is None else outputs
     tables = (inputs, outputs, initializers or {})
-    return Signature(*({name: NetworkTensor(*each) for name, each in table.items()} for table in tables))
+    return Signature(*({name: NetworkTensor(*pair) for name, pair in table.items()} for table in tables))
 
 
 def start_control(key: str) -> dict:
@@ -240,9 +240,9 @@ def session(model: ModelProto) -> onnxruntime.InferenceSession:
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_every_datatype_is_read(datatype):
-    found = Signature.of(session(identity(datatype, ["N", 3, None])))
+    interface = Signature.of(session(identity(datatype, ["N", 3, None])))
 
-    x, y = found.inputs["x"], found.outputs["y"]
+    x, y = interface.inputs["x"], interface.outputs["y"]
     assert x == y
     assert (x.datatype, x.shape, x.can_batch) == (f"TYPE_{datatype}", (-1, 3, -1), True)
 

@@ -37,7 +37,7 @@ class Cuda:
         """Run enqueued work, from any stream that does not wait for an event."""
         with self.lock:
             while not is_over():
-                ready = [each for each in self.streams if each.work and each.work[0][0]()]
+                ready = [stream for stream in self.streams if stream.work and stream.work[0][0]()]
                 self.random.choice(ready).work.popleft()[1]()
 
 
@@ -162,6 +162,18 @@ def test_broken_device_fails_this_batch_and_all_later_ones():
     assert jobs[0].answers == [{"y": [2]}]
 
 
+def test_failed_batch_does_not_fail_later_ones():
+    made, answered = overlap.Overlap(lambda: device(0), print), []
+    jobs = [Batch([image], answered) for image in (b"x", b"1", b"2", b"3")]
+
+    for job in jobs:
+        made.submit(job)
+    made.close()
+
+    assert "invalid literal" in str(jobs[0].answers[0])
+    assert [job.answers for job in jobs[1:]] == [[{"y": [2 * number]}] for number in (1, 2, 3)]
+
+
 class Rows:
     def finish(self, batch, images, outputs):
         y = outputs.get("y")
@@ -181,7 +193,7 @@ def test_each_request_of_a_batch_gets_its_rows(seed):
     outcomes, ran = run_alone([[b"1", b"2"], refused, [BAD], [b"3"]], seed)
 
     assert [outcomes[0], outcomes[3]] == [{"y": [2, 4]}, {"y": [6]}]
-    assert [str(each) for each in outcomes[1:3]] == [str(refused), str(bad)]
+    assert [str(outcome) for outcome in outcomes[1:3]] == [str(refused), str(bad)]
     assert ran == [3]
 
 
@@ -189,14 +201,14 @@ def test_each_request_of_a_batch_gets_its_rows(seed):
 def test_batch_without_good_images_is_not_computed(requests):
     outcomes, ran = run_alone(requests)
 
-    assert [isinstance(each, ServingError) for each in outcomes] == [True] * len(requests)
+    assert [isinstance(outcome, ServingError) for outcome in outcomes] == [True] * len(requests)
     assert ran == []
 
 
 def test_broken_device_fails_requests_that_have_no_error_of_their_own():
     outcomes, _ = run_alone([[b"1"], InvalidRequest("no"), [BREAKS]])
 
-    assert [type(each) for each in outcomes] == [DeviceFailed, InvalidRequest, DeviceFailed]
+    assert [type(outcome) for outcome in outcomes] == [DeviceFailed, InvalidRequest, DeviceFailed]
 
 
 def test_overlap_is_never_ignored():

@@ -194,15 +194,15 @@ def test_text_of_a_searchable_pdf_is_where_it_was_read(content, size_wh, count):
     made = pypdfium2.PdfDocument(pdf.searchable(content, reading))
 
     assert len(made) == count
-    for found, line in zip(made, lines, strict=True):
-        texts = found.get_textpage()
+    for sheet, line in zip(made, lines, strict=True):
+        texts = sheet.get_textpage()
         assert texts.get_text_range() == line.text
         begin, end = (texts.get_charbox(place, loose=True) for place in (0, texts.count_chars() - 1))
         left, right = sorted((begin, end))[0][0], max(begin[2], end[2])
         bottom, top = min(begin[1], end[1]), max(begin[3], end[3])
-        picture = found.render(scale=1).to_pil()
-        if found.get_rotation():
-            high = found.get_height()
+        picture = sheet.render(scale=1).to_pil()
+        if sheet.get_rotation():
+            high = sheet.get_height()
             (left, right), (bottom, top) = (bottom, top), (high - right, high - left)
         box = left / picture.width, top / picture.height, right / picture.width, bottom / picture.height
         assert box == pytest.approx((LEFT, 1 - TOP, RIGHT, 1 - BOTTOM), abs=0.02)

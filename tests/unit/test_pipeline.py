@@ -151,7 +151,7 @@ def test_device_may_fail_while_rows_move():
     batch = Pipeline(numbers).run([["1"], ["bad"], ["2"]])
 
     assert batch.outcomes[0] == slice(0, 1)
-    assert [type(each) for each in batch.outcomes[1:]] == [InvalidImage, DeviceFailed]
+    assert [type(outcome) for outcome in batch.outcomes[1:]] == [InvalidImage, DeviceFailed]
     assert batch.device_failure is batch.outcomes[2]
 
 

@@ -57,15 +57,15 @@ def test_each_image_gets_its_own_objects(cars):
 def test_classifier_passes_on_the_rows_of_each_request():
     step, broken = opened(REPOSITORY, "classify_v1"), InvalidImage("broken")
 
-    found = step.finish(
+    outcomes = step.finish(
         Batch(None, [slice(0, 2), broken, slice(2, 3)], []),
         [[SMALL] * 2, broken, [SMALL]],
         {step.wanted[0]: np.arange(6, dtype=np.float32).reshape(3, 2)},
     )
 
     assert step.accept([SMALL, LARGE]) == [SMALL, LARGE]
-    assert found[1] is broken
-    assert [found[place]["scores"].tolist() for place in (0, 2)] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert outcomes[1] is broken
+    assert [outcomes[place]["scores"].tolist() for place in (0, 2)] == [[[0, 1], [2, 3]], [[4, 5]]]
 
 
 @cases(

@@ -32,11 +32,11 @@ def test_weights_are_fp16_and_tensors_fp32(tmp_path):
 
     assert convert_to_fp16(path) == TO_FP16
 
-    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    assert found.dtype == np.float32
+    (output,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    assert output.dtype == np.float32
     # FP16 has 11 significant bits.
-    np.testing.assert_allclose(found, expected, rtol=2**-10, atol=1e-3)
-    assert not np.array_equal(found, expected)
+    np.testing.assert_allclose(output, expected, rtol=2**-10, atol=1e-3)
+    assert not np.array_equal(output, expected)
     assert path.stat().st_size < 0.6 * before
     onnx.checker.check_model(onnx.load(path), full_check=True)
 
@@ -47,7 +47,7 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
 
     convert_to_fp16(path)
 
-    assert [each.name for each in path.parent.iterdir()] == ["model.onnx"]
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
     onnxruntime.InferenceSession(path)
 
 
@@ -88,8 +88,8 @@ def test_network_that_fp16_changes_is_rejected(tmp_path):
 
 def scale_beyond_fp16(model: onnx.ModelProto) -> None:
     """Multiply the first weights and divide the result again: only FP16 cannot hold the numbers between."""
-    index, first = next((i, each) for i, each in enumerate(model.graph.node) if each.op_type == "Conv")
-    weights = {each.name: each for each in model.graph.initializer}
+    index, first = next((i, node) for i, node in enumerate(model.graph.node) if node.op_type == "Conv")
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
     arrays = {name: onnx.numpy_helper.to_array(weights[name]) for name in first.input[1:]}
     factor = np.float32(60_000 / max(np.abs(array).max() for array in arrays.values()))
     for name, array in arrays.items():

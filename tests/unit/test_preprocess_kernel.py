@@ -71,7 +71,7 @@ def compile_for_host(tmp_path_factory):
 @pytest.fixture
 def run(compile_for_host):
     def run_kernel(transform: Transform, *images: np.ndarray | None, orientation: int = 1) -> np.ndarray:
-        sources = [each if each is None else source(each, orientation) for each in images]
+        sources = [image if image is None else source(image, orientation) for image in images]
         table, tensor = np.empty(len(images), IMAGE), blank(transform, len(images))
         build_table(sources, transform, table)
         grid = np.array(preprocess_kernel.grid(transform, len(images)), np.int32)
@@ -136,8 +136,8 @@ def model(transform: Transform, pixels: np.ndarray) -> np.ndarray:
 def assert_same_levels(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> None:
     """Nearly all pixels are equal, the rest one level off: a sum at a half may be rounded either way."""
     assert (actual.dtype, actual.shape) == (DATATYPES[transform.datatype], expected.shape)
-    found, wanted = levels(transform, actual), levels(transform, expected)
-    difference = np.abs(found - wanted)
+    result, wanted = levels(transform, actual), levels(transform, expected)
+    difference = np.abs(result - wanted)
     assert difference.max() <= 1.1
     # FP16 has 11 bits, of which 8 are the level's: 1/16 of a level is left.
     assert (difference > 0.1).mean() < 0.0005

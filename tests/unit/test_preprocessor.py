@@ -294,12 +294,12 @@ def test_the_picture_has_the_pixels_of_the_image(layout, color_order, datatype):
     normalisation = {} if datatype == "UINT8" else LEVELS
     made = shown_settings(layout=layout, color_order=color_order, datatype=datatype, **normalisation)
 
-    found = preview(made, {"a": encode(PIXELS), "b": encode(255 - PIXELS)})
+    picture = preview(made, {"a": encode(PIXELS), "b": encode(255 - PIXELS)})
 
-    seen = np.asarray(Image.open(io.BytesIO(found.png)), np.int16)
+    seen = np.asarray(Image.open(io.BytesIO(picture.png)), np.int16)
     expected = np.concatenate([PIXELS, 255 - PIXELS], axis=1).astype(np.int16)
     assert np.abs(seen - expected).max() <= (datatype == "FP16")
-    assert (found.lowest, found.highest) == ((0, 255) if datatype == "UINT8" else limits(color_order))
+    assert (picture.lowest, picture.highest) == ((0, 255) if datatype == "UINT8" else limits(color_order))
 
 
 def limits(color_order: str) -> tuple:

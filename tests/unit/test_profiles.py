@@ -113,22 +113,22 @@ def test_failed_write_leaves_no_file(models, monkeypatch):
             raise OSError(28, "No space left on device")
         return written(path, *args)
 
-    found = tunable(models, "classify_v1", "cpu")
+    target = tunable(models, "classify_v1", "cpu")
     monkeypatch.setattr(Path, "write_text", full)
 
     with pytest.raises(OperationFailed, match=r"cannot write profile 'tuned': .*No space left"):
-        write(models, found, {"instances": 3}, "nereid tune", ABOUT)
+        write(models, target, {"instances": 3}, "nereid tune", ABOUT)
 
     assert not [*models.rglob("tuned.pbtxt"), *models.rglob(".tuned.pbtxt")]
 
 
 def test_changed_config_is_not_overwritten(models):
     """A config that changed during the search has not been measured."""
-    found = tunable(models, "classify_v1", "cpu")
-    found.path.write_text(found.text.replace("KIND_CPU }", "KIND_CPU count: 4 }"))
+    target = tunable(models, "classify_v1", "cpu")
+    target.path.write_text(target.text.replace("KIND_CPU }", "KIND_CPU count: 4 }"))
 
     with pytest.raises(OperationFailed, match="has changed during the search; fix: run nereid tune again"):
-        write(models, found, {"instances": 3}, "nereid tune", ABOUT)
+        write(models, target, {"instances": 3}, "nereid tune", ABOUT)
 
     assert not list(models.rglob("tuned.pbtxt"))
 

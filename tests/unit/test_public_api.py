@@ -82,10 +82,10 @@ def test_every_package_of_an_extra_is_known():
     """A package that is added to an extra gets its module in the table."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     packages = importlib.metadata.packages_distributions()
-    modules = [each for names in MODULES.values() for each in names]
-    known = {re.sub("[-_.]+", "-", name) for each in modules for name in packages[each]}
+    modules = [module for names in MODULES.values() for module in names]
+    known = {re.sub("[-_.]+", "-", name) for module in modules for name in packages[module]}
 
-    required = {re.match("[a-z0-9-]+", each)[0] for extra in MODULES for each in extras[extra]}
+    required = {re.match("[a-z0-9-]+", requirement)[0] for extra in MODULES for requirement in extras[extra]}
 
     assert required - {"numpy"} <= known
     # Those of a GPU and of developers; `nereid tune` checks `load` itself.

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.process
 
 def weights(repository: Path) -> dict[str, float]:
     route = parse_route((repository / f"{ROUTE}.route.json").read_bytes())
-    return {each.name: each.weight for each in route.variants}
+    return {entry.name: entry.weight for entry in route.variants}
 
 
 def events(repository: Path) -> tuple[transaction.OperationEvent, ...]:
@@ -63,8 +63,8 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
         assert (repository / NET / file).read_text().endswith(policy.replace("1 ]", "1, 2 ]"))
     pinned = {(pin.model, pin.network_version) for pin in pins(repository, configs(repository))}
     assert pinned == {("net_v1", 1), ("net_v2", 2)}
-    found = [(each.version, each.state, each.source) for each in versions(repository, NET, None)[1]]
-    assert found == [(2, "published", "adds-2.onnx"), (1, "published", "")]
+    listing = [(entry.version, entry.state, entry.source) for entry in versions(repository, NET, None)[1]]
+    assert listing == [(2, "published", "adds-2.onnx"), (1, "published", "")]
 
     retire(repository, NET, 2, None)
 
@@ -128,7 +128,7 @@ def test_retirement_frees_a_full_disk(small_disk, tmp_path):
 
     assert str(small_disk) in reason(failed.value)
     assert (weights(repository), events(repository)[-1].event) == ({"v1": 100}, "done")
-    assert [each.version for each in versions(repository, NET, None)[1]] == [1]
+    assert [entry.version for entry in versions(repository, NET, None)[1]] == [1]
 
 
 def test_rejected_version_leaves_nothing_and_takes_no_number(repository, tmp_path):
@@ -212,7 +212,7 @@ def test_last_version_is_not_retired(repository):
 def test_rollback_restores_the_weights_from_before(repository):
     store_versions(repository, 2, 3)
     models = [("v1", "net_v1", 90), ("v2", "net_v2", 10), ("v3", "net_v3", 0)]
-    publishing.write_route(repository, *(variant(*each) for each in models))
+    publishing.write_route(repository, *(variant(*model) for model in models))
     set_weights(repository, v1=0, v2=0, v3=1)
 
     rollback(repository, NET, None)
@@ -238,7 +238,7 @@ def set_weights(repository: Path, **given: float) -> None:
 def test_rollback_changes_all_routes_or_none(repository):
     store_versions(repository, 2)
     models = [("v1", "net_v1", 0), ("v2", "net_v2", 1), ("copy", "net_v2", 2)]
-    publishing.write_route(repository, *(variant(*each) for each in models))
+    publishing.write_route(repository, *(variant(*model) for model in models))
     store_router(repository, "q")
     (repository / "q.route.json").write_text(json.dumps(document(variant("v2", "net_v2", 1))))
 
@@ -261,7 +261,7 @@ def test_rollback_leaves_other_models_alone(repository):
     store_adding(repository, "other", 5)
     store_ensemble(repository, "other_v1", "other", 1)
     models = [("v1", "net_v1", 50), ("o", "other_v1", 40), ("v2", "net_v2", 10)]
-    publishing.write_route(repository, *(variant(*each) for each in models))
+    publishing.write_route(repository, *(variant(*model) for model in models))
 
     rollback(repository, NET, None)
 

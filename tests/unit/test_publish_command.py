@@ -23,7 +23,7 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     assert "adds-2.onnx: staged as version 2 of 'net'\n" in done.stderr
 
     listed = json.loads(nereid("versions", "--json", "--model=r").stdout)
-    assert [(each["version"], each["shares"]) for each in listed["versions"]] == [
+    assert [(entry["version"], entry["shares"]) for entry in listed["versions"]] == [
         (2, {"r": pytest.approx(0.1)}),
         (1, {"r": pytest.approx(0.9)}),
     ]

@@ -50,7 +50,7 @@ class Site:
 def state(repository: Path) -> tuple[dict[str, str], dict[str, float]]:
     route = read_state(find_route(repository, ROUTE)).route()
     kept = {name: sha for name, sha in contents(repository).items() if not name.startswith(f"{ROUTE}.route.")}
-    return kept, {each.name: each.weight for each in route.variants}
+    return kept, {variant.name: variant.weight for variant in route.variants}
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ LABELS = {"variant": "v1", "version": "2"}
 
 
 def expected(row: np.ndarray) -> tuple[float, float, int]:
-    wide = [float(each) for each in row]
+    wide = [float(value) for value in row]
     if min(wide) < 0 or abs(sum(wide) - 1) > 0.02:
         top = max(wide)
-        powers = [math.exp(each - top) for each in wide]
-        wide = [each / sum(powers) for each in powers]
-    entropy = -sum(each * math.log(each) for each in wide if each > 0) / math.log(len(wide))
+        powers = [math.exp(value - top) for value in wide]
+        wide = [power / sum(powers) for power in powers]
+    entropy = -sum(value * math.log(value) for value in wide if value > 0) / math.log(len(wide))
     return max(wide), entropy, int(np.argmax(row))
 
 
@@ -41,13 +41,13 @@ def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
     large_logits=np.float32([[900, -900], [0, 0]]),
 )
 def test_signals_are_those_of_the_formulas(scores):
-    found = ClassificationOutputs().signals({SCORES: scores})
+    signals = ClassificationOutputs().signals({SCORES: scores})
 
     rows = [expected(row) for row in scores]
-    assert found.best == [row[2] for row in rows]
-    assert all(0 <= each <= 1 for each in (*found.confidence, *found.entropy))
-    assert found.confidence == pytest.approx([row[0] for row in rows], abs=TOLERANCE)
-    assert found.entropy == pytest.approx([row[1] for row in rows], abs=TOLERANCE)
+    assert signals.best == [row[2] for row in rows]
+    assert all(0 <= value <= 1 for value in (*signals.confidence, *signals.entropy))
+    assert signals.confidence == pytest.approx([row[0] for row in rows], abs=TOLERANCE)
+    assert signals.entropy == pytest.approx([row[1] for row in rows], abs=TOLERANCE)
 
 
 @cases(
@@ -105,9 +105,9 @@ def test_classes_outside_of_the_reference_are_other():
 
     without, with_one = observed(scores), observed(scores, classes=frozenset({1}))
 
-    assert [each[0] for each in without] == ["confidence"] * 2 + ["entropy"] * 2
-    assert [each[2]["class"] for each in with_one if each[0] == "predicted_total"] == ["1", "other"]
-    assert all(LABELS.items() <= each[2].items() for each in with_one)
+    assert [sample[0] for sample in without] == ["confidence"] * 2 + ["entropy"] * 2
+    assert [sample[2]["class"] for sample in with_one if sample[0] == "predicted_total"] == ["1", "other"]
+    assert all(LABELS.items() <= sample[2].items() for sample in with_one)
 
 
 def test_best_class_of_the_first_image_is_returned():

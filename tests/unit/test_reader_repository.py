@@ -35,7 +35,7 @@ def repository(tmp_path) -> Path:
 
 
 def failures(repository: Path) -> str:
-    return "\n".join(f"{each.model}: {each.found}" for each in check(repository) if each.verdict == "fail")
+    return "\n".join(f"{flaw.model}: {flaw.found}" for flaw in check(repository) if flaw.verdict == "fail")
 
 
 def test_default_repository_has_no_failures(repository):
@@ -89,19 +89,19 @@ def test_recogniser_without_characters_is_found(repository):
 
 @pytest.mark.parametrize("profile", ["", "cpu"])
 def test_reader_pins_its_recogniser(repository, profile):
-    found = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
+    pin_of = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
 
-    assert found["read_text_v1"] == PIN
-    found = steps_of(readable_configs(repository, profile)["read_text_v1"])
-    assert found == [*FINDERS, ("text_recognise", 1)]
+    assert pin_of["read_text_v1"] == PIN
+    steps = steps_of(readable_configs(repository, profile)["read_text_v1"])
+    assert steps == [*FINDERS, ("text_recognise", 1)]
 
 
 def test_networks_in_the_process_are_not_loaded_again(repository):
     """They are models only where the reader sends requests to them."""
     assert unused_models(repository, "cpu") == NETWORKS
     assert unused_models(repository, "") == set()
-    assert {each.model for each in thread_budget(repository, "cpu")} == {"read_text_v1", "read_waybill_v1"}
-    assert {each.model for each in thread_budget(repository, "")} == NETWORKS
+    assert {entry.model for entry in thread_budget(repository, "cpu")} == {"read_text_v1", "read_waybill_v1"}
+    assert {entry.model for entry in thread_budget(repository, "")} == NETWORKS
 
 
 def test_readers_share_the_cores(repository):

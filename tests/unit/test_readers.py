@@ -41,7 +41,7 @@ def reading(*lines: str, fields: tuple[Any, ...] | None = None) -> bytes:
         "box": box.reshape(1, count, 4, 2),
     }
     if fields is not None:
-        tensors["field"] = texts(*(json.dumps(each).encode() for each in fields))
+        tensors["field"] = texts(*(json.dumps(field).encode() for field in fields))
     return tensor_response(**tensors)
 
 
@@ -64,21 +64,21 @@ def scripted(outputs: tuple[str, ...], *steps: Any) -> Script:
 @pytest.mark.parametrize("lines", [(), ("快递单号", "两行 text")], ids=["none", "chinese"])
 def test_lines_are_read(way, lines):
     with serving(scripted(READ, reading(*lines))) as url, opened(way, url, "http", kinds=READERS) as reader:
-        found = reader.read(PHOTO)
-        many = [each.lines for each in reader.read_many([PHOTO] * 3)]
+        result = reader.read(PHOTO)
+        many = [photo.lines for photo in reader.read_many([PHOTO] * 3)]
 
-    assert many == [found.lines] * 3
-    assert found.lines == tuple(TextLine(line, 0.25, CORNERS) for line in lines)
-    assert (found.fields, found.model, found.version, found.image) == ((), "read_text", "1", "")
-    assert found.timings.attempts == 1
+    assert many == [result.lines] * 3
+    assert result.lines == tuple(TextLine(line, 0.25, CORNERS) for line in lines)
+    assert (result.fields, result.model, result.version, result.image) == ((), "read_text", "1", "")
+    assert result.timings.attempts == 1
 
 
 def test_fields_are_read():
     script = scripted(WAYBILL, reading(fields=(FIELD, MISSING)))
     with serving(script) as url, Reader(url, "http", "read_waybill") as reader:
-        found = reader.read(PHOTO)
+        result = reader.read(PHOTO)
 
-    assert found.fields == (
+    assert result.fields == (
         Field("tracking_number", "RA123456785CN", 0.5, CORNERS, True, (Correction(3, "O", "0"),)),
         Field("weight", None, 0.0, None, None),
     )
@@ -89,9 +89,9 @@ def test_barcodes_are_read():
     bars = {"barcode": texts(b"(00)1"), "symbology": texts(b"GS1-128"), "barcode_box": GOOD["box"]}
     script = scripted((*READ, *bars), tensor_response(**GOOD, **bars))
     with serving(script) as url, Reader(url, "http") as reader:
-        found = reader.read(PHOTO)
+        result = reader.read(PHOTO)
 
-    assert found.barcodes == (Barcode("(00)1", "GS1-128", ((0.0, 0.0),) * 4),)
+    assert result.barcodes == (Barcode("(00)1", "GS1-128", ((0.0, 0.0),) * 4),)
 
 
 @both_ways
@@ -99,11 +99,11 @@ def test_barcodes_are_read():
 def test_objects_are_found(way, labels):
     script = scripted(DETECT, detection(*labels))
     with serving(script) as url, opened(way, url, "http", kinds=DETECTORS) as detector:
-        found = detector.detect(PHOTO)
+        result = detector.detect(PHOTO)
         (again,) = detector.detect_many([PHOTO])
 
-    assert (again.objects, found.model) == (found.objects, "detect")
-    assert found.objects == tuple(DetectedObject(label, 0.75, (1.0, 2.0, 5.0, 4.0)) for label in labels)
+    assert (again.objects, result.model) == (result.objects, "detect")
+    assert result.objects == tuple(DetectedObject(label, 0.75, (1.0, 2.0, 5.0, 4.0)) for label in labels)
 
 
 @cases(

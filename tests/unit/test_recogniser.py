@@ -40,11 +40,11 @@ def test_best_classes_of_each_step(tmp_path, recogniser):
     assert changes
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     assert session.get_inputs()[0].shape[1:3] == [3, 48]
-    found, expected = session.run(None, {"x": LINES}), recogniser.probabilities(LINES)
-    assert [each.dtype for each in found] == [np.int64, np.float32] * 2
+    tensors, expected = session.run(None, {"x": LINES}), recogniser.probabilities(LINES)
+    assert [tensor.dtype for tensor in tensors] == [np.int64, np.float32] * 2
     # The classes are rounded to half precision in the one with FP16.
     tolerance = 5e-3 if recogniser.datatype == "FP16" else 1e-5
-    for place, (index, probability) in enumerate((found[:2], found[2:]), 1):
+    for place, (index, probability) in enumerate((tensors[:2], tensors[2:]), 1):
         assert index.tolist() == expected.argsort(2)[:, :, -place].tolist()
         np.testing.assert_allclose(probability, np.sort(expected, 2)[:, :, -place], rtol=tolerance)
 
@@ -69,8 +69,8 @@ def test_given_characters_are_written_to_the_file(tmp_path):
 
     assert "5 characters are written to the metadata 'character'" in changes
     assert characters_of(onnx.load(tmp_path / "model.onnx")) == CHARACTERS
-    found = Characters.from_file(tmp_path / "model.onnx")
-    ((text, *_),) = found.decode(np.array([[1, 0, 4, 6]]), np.ones((1, 4), np.float32))
+    characters = Characters.from_file(tmp_path / "model.onnx")
+    ((text, *_),) = characters.decode(np.array([[1, 0, 4, 6]]), np.ones((1, 4), np.float32))
     assert text == "a\u2028 "
 
 
@@ -81,8 +81,8 @@ def test_tensors_get_the_names_of_the_current_version(tmp_path, names):
 
     assert adapt_file(tmp_path / "model.onnx", names=("lines", *names)).outputs == names
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    found = [each.name for each in (*session.get_inputs(), *session.get_outputs())]
-    assert found == ["lines", *names, *OUTPUTS[len(names) :]]
+    tensor_names = [tensor.name for tensor in (*session.get_inputs(), *session.get_outputs())]
+    assert tensor_names == ["lines", *names, *OUTPUTS[len(names) :]]
 
 
 def only_best(model):
@@ -148,9 +148,9 @@ def test_lines_of_a_dictionary(text, found):
 )
 def test_notes_about_characters(recogniser, given, notes):
     """A list may be shifted by a line, which no check can find."""
-    found = adapt(recogniser.build(), NetworkChoices(labels=given)).notes
+    texts = adapt(recogniser.build(), NetworkChoices(labels=given)).notes
 
-    assert [each[: len(note)] for each, note in zip(found, notes, strict=True)] == notes
+    assert [text[: len(note)] for text, note in zip(texts, notes, strict=True)] == notes
 
 
 def test_best_classes_may_come_in_either_order():
@@ -159,18 +159,18 @@ def test_best_classes_may_come_in_either_order():
     del model.graph.output[:]
     model.graph.output.extend([probability, index])
 
-    found = adapt(model)
+    adaptation = adapt(model)
 
-    assert found.outputs == ("index", "probability")
-    assert [each.split(",")[0] for each in found.notes] == ["the number of characters cannot be checked"]
+    assert adaptation.outputs == ("index", "probability")
+    assert [note.split(",")[0] for note in adaptation.notes] == ["the number of characters cannot be checked"]
 
 
 def test_old_file_with_weights_as_inputs_can_be_opened(tmp_path):
     """Before IR version 4, each initializer had to be an input, too."""
     model = TestRecogniser(opset=9, batch=1).build()
     model.ir_version = 3
-    for each in model.graph.initializer:
-        model.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    for weight in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
     onnx.save(model, tmp_path / "model.onnx")
 
     adapt_file(tmp_path / "model.onnx", activation="softmax")

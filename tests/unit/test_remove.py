@@ -128,4 +128,4 @@ def test_replacement(repository, file, other, tmp_path):
     assert not (repository / "small_v2").exists()
     assert {path.name for path in files.state_folder(repository).iterdir()} == {"journal.jsonl", "reserve"}
     assert "dims: [ 3, 16, 16 ]" in (repository / "small_network" / "config.pbtxt").read_text()
-    assert [each for each in check(repository) if each.verdict == "fail"] == []
+    assert [finding for finding in check(repository) if finding.verdict == "fail"] == []

@@ -16,7 +16,7 @@ INTRA = parameter("intra_op_thread_count", "%d")
 NETWORK = 'backend: "onnxruntime" instance_group { kind: KIND_CPU count: 2 } ' + INTRA % 3
 PARTS = {"preprocess": "pre", "preprocess_version": 2, "network": "net", "network_version": 1}
 FUSED = 'backend: "fused" instance_group { kind: KIND_CPU count: 4 }\n'
-FUSED += "".join(parameter(*each) for each in PARTS.items())
+FUSED += "".join(parameter(*part) for part in PARTS.items())
 
 
 def ensemble(*models: str) -> str:

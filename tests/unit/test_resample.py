@@ -114,7 +114,7 @@ def test_every_window_lies_in_the_image(drawn):
     assert 0 <= axis.first < axis.last <= -(-span.source // shrink)
     for block in axis.blocks:
         assert 0 <= block.sources.start < block.sources.stop <= axis.last - axis.first
-        assert block.weights.shape == tuple(each.stop - each.start for each in (block.outputs, block.sources))
+        assert block.weights.shape == tuple(part.stop - part.start for part in (block.outputs, block.sources))
         assert (block.weights.dtype, block.weights.flags.c_contiguous) == (np.float32, True)
         np.testing.assert_allclose(block.weights.sum(1), 1, atol=1e-4)  # sums of some 100 float32
         made |= set(range(block.outputs.start, block.outputs.stop))

@@ -75,29 +75,29 @@ class Simulation(Rollouts):
     def answer(self, requests: int) -> None:
         """Count requests on the page, by weight; an open breaker gives those of its variant to the other."""
         route = read_state(self.location).route()
-        total = sum(each.weight for each in route.variants)
-        for each in route.variants:
-            found, labels = self.behaviour[each.name], f'route="{ROUTE}",variant="{each.name}",version="1"'
-            self.server.counts[f"breaker_state{{{labels}}}"] = found.breaker
-            drawn = round(requests * each.weight / total)
-            if found.breaker == 2:
-                other = labels.replace(each.name, {"old": "new", "new": "old"}[each.name])
+        total = sum(entry.weight for entry in route.variants)
+        for entry in route.variants:
+            traits, labels = self.behaviour[entry.name], f'route="{ROUTE}",variant="{entry.name}",version="1"'
+            self.server.counts[f"breaker_state{{{labels}}}"] = traits.breaker
+            drawn = round(requests * entry.weight / total)
+            if traits.breaker == 2:
+                other = labels.replace(entry.name, {"old": "new", "new": "old"}[entry.name])
                 self.count(other, drawn, 0, "breaker", 0.006)
             else:
-                self.count(labels, drawn, round(drawn * found.errors), "weight", found.latency_s)
+                self.count(labels, drawn, round(drawn * traits.errors), "weight", traits.latency_s)
         for shadow in route.shadows:
             labels = f'route="{ROUTE}",shadow="{shadow.name}",outcome="{self.behaviour["new"].shadow}"'
             self.server.counts[f"shadow_requests_total{{{labels}}}"] += requests
 
     def count(self, labels: str, requests: int, failed: int, reason: str, latency_s: float) -> None:
         for outcome, number in (("ok", requests - failed), ("inference_failed", failed)):
-            found = f'{labels},outcome="{outcome}",reason="{reason}"'
-            self.server.counts[f"requests_total{{{found}}}"] += number
+            series = f'{labels},outcome="{outcome}",reason="{reason}"'
+            self.server.counts[f"requests_total{{{series}}}"] += number
         chosen = "false" if reason == "breaker" else "true"
         for bound in (*BOUNDS, float("inf")):
             if latency_s <= bound:
-                found = f'{labels},outcome="ok",chosen="{chosen}",le="{bound}"'
-                self.server.counts[f"request_duration_seconds_bucket{{{found}}}"] += requests - failed
+                series = f'{labels},outcome="ok",chosen="{chosen}",le="{bound}"'
+                self.server.counts[f"request_duration_seconds_bucket{{{series}}}"] += requests - failed
 
     def nereid(self, *words: str):
         environment = {"XDG_RUNTIME_DIR": str(self.folder), "NEREID_REPOSITORY": str(self.server.repository)}
@@ -325,18 +325,18 @@ def test_plan_measures_the_traffic(rollout):
     rollout.answer(REQUESTS)
     busy = forecast(rollout, plan, REQUESTS)
 
-    assert [each.step for each in busy] == ["shadow", "25 %", "100 %"]
-    assert all(each.requests >= 50 and each.seconds >= 5 for each in busy)
-    assert (busy[1].what, {each.seconds for each in forecast(rollout, plan, 0)}) == ("error", {float("inf")})
+    assert [need.step for need in busy] == ["shadow", "25 %", "100 %"]
+    assert all(need.requests >= 50 and need.seconds >= 5 for need in busy)
+    assert (busy[1].what, {need.seconds for need in forecast(rollout, plan, 0)}) == ("error", {float("inf")})
 
 
 def forecast(rollout, plan, requests: int):
     """Return the forecast of a measurement of half a second, in which the route answers requests."""
     timer = threading.Timer(0.2, rollout.answer, [requests])
     timer.start()
-    found = orders.forecast(rollout.location, plan, rollout.record, 0.5)
+    needs = orders.forecast(rollout.location, plan, rollout.record, 0.5)
     timer.join()
-    return found
+    return needs
 
 
 def test_impossible_rollouts_are_refused(rollout):

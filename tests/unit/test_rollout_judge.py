@@ -86,7 +86,7 @@ def test_rank_test_is_that_of_scipy():
     rng = np.random.default_rng(3)
     for _ in range(20):
         one, other = rng.poisson(3, 80).clip(0, 9), rng.poisson(2.6, 130).clip(0, 9)
-        counts = [np.bincount(each, minlength=10).tolist() for each in (one, other)]
+        counts = [np.bincount(sample, minlength=10).tolist() for sample in (one, other)]
         expected = stats.mannwhitneyu(one, other, alternative="greater", method="asymptotic").pvalue
         assert judge.slower_p_value(*counts) == pytest.approx(expected)
 

@@ -32,15 +32,15 @@ def verdicts(
     """Return outcome and first reason of each look; the last breakers stay as they are."""
     made = plan.make_plan(candidate="new", steps=[*dict.fromkeys([step, 100])], hold_s=HOLD_S)
     state = Rollout(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
-    measured, found = measurement.Measurement(state, 0.0, open_s), []
+    measured, decisions = measurement.Measurement(state, 0.0, open_s), []
     for number in range(looks):
         counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
         page = MetricSamples.parse(f"{counted}{requests * number}")
         served = ServedRouteStatus(frozenset(), breakers[min(number, len(breakers) - 1)])
         measured.add(measurement.MetricsSnapshot(1, page, served), measurement.SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
-        found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
-    return found
+        decisions.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
+    return decisions
 
 
 def outcomes(*words, **options) -> set[Outcome]:
@@ -78,10 +78,10 @@ def test_breaker_that_was_open_may_close():
 )
 def test_breaker_that_stays_open_decides_after_the_hold_and_trials(states, options, looks, last):
     """A candidate that died before its step gets no request that could fail."""
-    found = verdicts(looks + 1, *states, **options)
+    decisions = verdicts(looks + 1, *states, **options)
 
-    assert {outcome for outcome, _ in found[:-1]} == {Outcome.CONTINUE}
-    assert found[-1] == last
+    assert {outcome for outcome, _ in decisions[:-1]} == {Outcome.CONTINUE}
+    assert decisions[-1] == last
 
 
 def test_last_step_needs_no_control():
@@ -123,15 +123,15 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
         {REQUESTS_TOTAL: requests, f"{measurement.DURATIONS}_bucket": durations, measurement.SHADOWS: shadows}
     )
 
-    found = measurement.count_pair(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
+    counts = measurement.count_pair(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
 
-    assert found.events == {
+    assert counts.events == {
         "error": (Tally(6, 1), Tally(5, 0)),
         "slow": (Tally(6, 2), Tally(5, 0)),
         "disagreement": (Tally(11, 3), Tally(0, 0)),
     }
-    assert [[count for count in each if count] for each in found.latencies] == [[4, 2], [5]]
-    assert found.drawn == (3, 5)
+    assert [[count for count in buckets if count] for buckets in counts.latencies] == [[4, 2], [5]]
+    assert counts.drawn == (3, 5)
 
 
 @cases(
@@ -141,11 +141,11 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
 def test_bucket_that_lags_behind_counts_once(cumulative, carried_slow, slow, counted):
     """A page may be written while the route counts; the next page makes up for it."""
     line = f'{measurement.DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
-    before, found = MetricSamples({}), []
+    before, looks = MetricSamples({}), []
     for counts in cumulative:
         page = MetricSamples.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), counts)))
-        found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, carried_slow))
+        looks.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, carried_slow))
         before = page
 
-    assert [counts.events["slow"][0] for counts in found] == [Tally(*each) for each in slow]
-    assert sum(sum(counts.latencies[0]) for counts in found) == counted
+    assert [counts.events["slow"][0] for counts in looks] == [Tally(*numbers) for numbers in slow]
+    assert sum(sum(counts.latencies[0]) for counts in looks) == counted

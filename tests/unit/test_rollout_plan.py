@@ -30,9 +30,9 @@ PAIR = Pair(("new", "2"), ("old", "1"), "rollout-new")
 
 
 def loaded(*variants, **more) -> LoadedRoute:
-    found = parse_route(json.dumps(document(*variants, **more)).encode())
+    route = parse_route(json.dumps(document(*variants, **more)).encode())
     return LoadedRoute(
-        found, "", {each.name: str(number) for number, each in enumerate(found.variants, start=1)}
+        route, "", {entry.name: str(number) for number, entry in enumerate(route.variants, start=1)}
     )
 
 
@@ -79,17 +79,17 @@ def test_steps_are_read_from_words():
 )
 def test_control_is_the_only_other_variant_with_traffic(variants, message):
     """Otherwise the comparison would have no meaning."""
-    found = loaded(*(variant(name, f"net_{name}", weight) for name, weight in variants))
+    base = loaded(*(variant(name, f"net_{name}", weight) for name, weight in variants))
     with pytest.raises(WrongUsage, match=message) if message else contextlib.nullcontext():
-        assert find_pair(found, "new") == PAIR
+        assert find_pair(base, "new") == PAIR
 
 
 def test_steps_up_to_the_present_share_are_left_out():
     """A candidate with 10 % never goes back to 1 %, so no sticky key moves back."""
     made = plan.make_plan(candidate="new", steps=["shadow", 1, 5, 25, 100])
     for weight, step in {0: 0, 4: 2, 5: 3, 10: 3, 25: 4}.items():
-        found = loaded(variant("old", "net_old", 100 - weight), variant("new", "net_new", weight))
-        assert first_step(found.route, made) == step
+        base = loaded(variant("old", "net_old", 100 - weight), variant("new", "net_new", weight))
+        assert first_step(base.route, made) == step
     with pytest.raises(WrongUsage, match="all traffic"):
         first_step(loaded(variant("old", "net_old", 0), variant("new", "net_new", 1)).route, made)
 
@@ -107,25 +107,25 @@ def present(found: LoadedRoute) -> RouteFileSnapshot:
 
 def test_sticky_keys_move_only_to_the_candidate():
     """A key that has got the candidate keeps it in all later steps."""
-    found = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0))
+    base = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0))
     moved: set[str] = set()
     for step in range(3):
-        route = propose_step(rollout(step=step))(present(found)).route
+        route = propose_step(rollout(step=step))(present(base)).route
         now = {key for key in KEYS if assign(route, key).name == "new"}
         assert moved <= now
         moved = now
     assert moved == {*KEYS}
-    assert {each.weight for each in propose_withdrawal(rollout())(present(found)).route.variants} == {100, 0}
+    assert {entry.weight for entry in propose_withdrawal(rollout())(present(base)).route.variants} == {100, 0}
 
 
 def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
     own = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
-    found = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
-    first = propose_step(rollout(steps=["shadow", 100]))(present(found)).route
-    shadows = [(each.name, each.model, each.version) for each in first.shadows]
+    base = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
+    first = propose_step(rollout(steps=["shadow", 100]))(present(base)).route
+    shadows = [(shadow.name, shadow.model, shadow.version) for shadow in first.shadows]
     assert shadows == [("own", "m", 1), ("rollout-new", "net_new", 3)]
     later = propose_step(rollout(steps=["shadow", 100], step=1))(present(LoadedRoute(first, "", {}))).route
-    assert [each.name for each in later.shadows] == ["own"]
+    assert [shadow.name for shadow in later.shadows] == ["own"]
 
 
 def test_waiting_keeps_the_reasons_of_a_decision():

@@ -372,7 +372,7 @@ def test_shadows_are_explained(nereid, repository):
     assert mirrored("--variant", "v2") == {"all": 1.0, "some": 0.0}
     keys = [("--header", f"x-route-key=caller-{number}") for number in range(12)]
     by_key = [mirrored(*key) for key in keys]
-    assert {each["some"] for each in by_key if each["all"] == 0.0} == {0.0, 1.0}
+    assert {chances["some"] for chances in by_key if chances["all"] == 0.0} == {0.0, 1.0}
 
 
 def test_concurrent_writers_lose_nothing(nereid, repository):

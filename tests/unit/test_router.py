@@ -41,7 +41,7 @@ class World:
         # Dead instances whose model has another process, of this age.
         self.replaced: set[str] = set()
         self.age_s = inf
-        self.hurries = 0
+        self.wakes = 0
         self.router = Router(
             in_use(replace(route, **changes)),
             ClassificationOutputs(),
@@ -54,7 +54,7 @@ class World:
         )
 
     def wake(self) -> None:
-        self.hurries += 1
+        self.wakes += 1
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Count like the metrics page; an unknown name or label fails the test."""
@@ -71,7 +71,7 @@ class World:
     def count(self, name: str, **labels: str) -> float:
         """Return a count, summed over all other labels."""
         wanted = set(labels.items())
-        return sum(n for (family, found), n in self.counts.items() if family == name and wanted <= set(found))
+        return sum(n for (family, pairs), n in self.counts.items() if family == name and wanted <= set(pairs))
 
     def fail(self, model: str, error: Exception, after_s: float = 0.0) -> None:
         def answer() -> np.ndarray:
@@ -186,10 +186,10 @@ def test_slots_of_clients_that_left_are_freed():
     world, overloaded = World(max_in_flight=1), "overloaded: 1 in flight, limit 1"
     for number in range(MAX_ABANDONED + 1):
         request, finish = hang_v2(world)
-        request.is_gone, world.hurries = True, 0
+        request.is_gone, world.wakes = True, 0
 
         world.router.free_abandoned()
-        assert (world.send().outcome, world.hurries) == (overloaded, 0 if number else 1)
+        assert (world.send().outcome, world.wakes) == (overloaded, 0 if number else 1)
         if number:  # it has just checked them
             world.router.free_abandoned()
             assert world.send().outcome == overloaded
@@ -242,13 +242,13 @@ def hang_v2(world: World, parameters: dict = TO_V2, **options) -> tuple[Request,
     return request, finish
 
 
-@pytest.mark.parametrize(("timeout_s", "hurries"), [(0.5, 1), (0.9, 0)], ids=["earlier", "later"])
-def test_rest_ends_at_the_next_deadline(world, timeout_s, hurries):
+@pytest.mark.parametrize(("timeout_s", "wakes"), [(0.5, 1), (0.9, 0)], ids=["earlier", "later"])
+def test_rest_ends_at_the_next_deadline(world, timeout_s, wakes):
     assert world.router.sleep_s(0.8) == pytest.approx(0.8)
 
     _, finish = hang_v2(world, timeout_s=timeout_s)
 
-    assert world.hurries == hurries
+    assert world.wakes == wakes
     assert world.router.sleep_s(2.0) == pytest.approx(timeout_s)
     world.now += timeout_s + 1
     assert world.router.sleep_s(2.0) == 0.0
@@ -339,7 +339,7 @@ def test_late_variant_is_at_fault_only_if_it_is_silent(world, others):
 
 
 def test_late_large_image_is_no_fault_of_the_variant(world):
-    """It costs what it costs; nor is the variant at fault that others wait behind it."""
+    """A large image may take long, and a variant is not to blame for requests that wait behind one."""
 
     def send_ten(**options) -> float:
         world.fail("m2", errors.DeadlineExceeded("x"))
@@ -671,7 +671,7 @@ def test_series_are_bounded(world):
         world.router.use(in_use(Route((variant,), variant.name, Salts("a", "b"))))
         assert world.send().outcome[0] == variant.name
 
-    labels = {dict(found)["variant"] for family, found in world.counts if family == "requests_total"}
+    labels = {dict(pairs)["variant"] for family, pairs in world.counts if family == "requests_total"}
     assert "other" in labels
     assert len(labels) <= 65
 

@@ -96,7 +96,7 @@ def test_version_selects_its_first_variant():
 def test_chance_follows_the_weights():
     units = (0.0, 0.899, 0.901, 0.999999999)
 
-    assert [choose(loaded(V1, V2), {}, each).variant.name for each in units] == ["v1", "v1", "v2", "v2"]
+    assert [choose(loaded(V1, V2), {}, unit).variant.name for unit in units] == ["v1", "v1", "v2", "v2"]
 
 
 def test_weight_zero_is_never_chosen():
@@ -115,7 +115,7 @@ def test_keys_share_by_weight_and_a_raised_weight_only_adds_callers(drawn, index
     """Keys spread by the weights of 2 to 5 variants; 0.04 is five standard deviations of 4,000 keys."""
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
     touched = variants[index % len(variants)]
-    after = [raised(each, each.weight * factor) if each is touched else each for each in variants]
+    after = [raised(entry, entry.weight * factor) if entry is touched else entry for entry in variants]
 
     names = [(assign(route(*variants), key).name, assign(route(*after), key).name) for key in CALLERS]
 

@@ -249,8 +249,8 @@ def test_other_outputs_are_another_recording(session):
 
     (both, one) = (run(session, {"x": rows(2)}, names, OPTIONS) for names in (["y", "total"], ["total"]))
 
-    assert [each.shape for each in both] == [(2, 3), (2,)]
-    assert [each.shape for each in one] == [(2,)]
+    assert [output.shape for output in both] == [(2, 3), (2,)]
+    assert [output.shape for output in one] == [(2,)]
 
 
 def test_number_of_recordings_is_limited(session):

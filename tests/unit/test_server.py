@@ -136,9 +136,9 @@ def test_request_to_try_is_for_a_served_model_with_outputs(tmp_path):
     ("3.11", "libpython3.11.so.1.0; fix: apt-get install libpython3.11"),
 )
 def test_preflight_says_what_to_install(python, message, tmp_path):
-    found = [f"{each}; fix: {fix}" for each, fix in preflight.missing(python, (tmp_path,))]
+    problems = [f"{part}; fix: {fix}" for part, fix in preflight.missing(python, (tmp_path,))]
 
-    assert any(each.startswith(message) for each in found)
+    assert any(problem.startswith(message) for problem in problems)
 
 
 def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch):
@@ -220,7 +220,7 @@ def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
     with run_dir.occupy(base, tmp_path) as folder:
         left = folder.with_name("left")
         left.mkdir()
-        server, other = (subprocess.Popen(["sleep", "60"], cwd=each) for each in (left, folder))
+        server, other = (subprocess.Popen(["sleep", "60"], cwd=place) for place in (left, folder))
         try:
             run_dir.write(folder, record(tmp_path, pid=other.pid))
             run_dir.write(left, record(tmp_path, pid=server.pid))
@@ -228,9 +228,9 @@ def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
             run_dir.write(left, record(tmp_path, pid=other.pid))
             assert run_dir.orphans(base, tmp_path) == []
         finally:
-            for each in (server, other):
-                each.kill()
-                each.wait()
+            for process in (server, other):
+                process.kill()
+                process.wait()
         run_dir.write(left, record(tmp_path, pid=server.pid))
         assert run_dir.orphans(base, tmp_path) == []
 
@@ -295,8 +295,8 @@ def test_cuda_libraries_of_pip_are_searched_last(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
 
-    found = environment(installation.find_installation({}), {"LD_LIBRARY_PATH": "/opt/cuda"})
-    words = found["LD_LIBRARY_PATH"].split(":")
+    variables = environment(installation.find_installation({}), {"LD_LIBRARY_PATH": "/opt/cuda"})
+    words = variables["LD_LIBRARY_PATH"].split(":")
 
     assert folder in installation.cuda_folders()
     assert words.index("/opt/cuda") < words.index(str(folder))
@@ -339,16 +339,16 @@ def test_models_that_run_a_damaged_version_are_not_served(number, damage, proble
     path = repository / NETWORK / str(number) / "model.onnx"
     damage(path)
 
-    found = reasons(repository, profile)
+    refusals = reasons(repository, profile)
 
     name, other = f"classify_v{number}", f"classify_v{3 - number}"
     damaged = f"version {number} of '{NETWORK}' is damaged: {problem.format(path)}"
-    assert damaged in found[name]
-    assert found[name].endswith("; fix: restore the file, or publish it as a new version")
-    assert {*found} == {name} | ({other, NETWORK} if profile == "ensemble" else set())
+    assert damaged in refusals[name]
+    assert refusals[name].endswith("; fix: restore the file, or publish it as a new version")
+    assert {*refusals} == {name} | ({other, NETWORK} if profile == "ensemble" else set())
     if profile == "ensemble":  # the network with both versions is one model of Triton
-        assert found[other] == f"model '{other}': its step '{NETWORK}' is not served"
-        assert damaged in found[NETWORK]
+        assert refusals[other] == f"model '{other}': its step '{NETWORK}' is not served"
+        assert damaged in refusals[NETWORK]
 
 
 def test_invalid_bounds_of_instances_are_not_served(repository):
@@ -371,10 +371,10 @@ def test_ensemble_of_an_ensemble_is_left_out_too(repository):
     (outer / "config.pbtxt").write_text(text.replace(NETWORK, "classify_v2"))
     (repository / NETWORK / "1" / "model.onnx").unlink()
 
-    found = reasons(repository, "ensemble")
+    refusals = reasons(repository, "ensemble")
 
-    assert {*found} == {NETWORK, "classify_v1", "classify_v2", "outer"}
-    assert found["outer"] == "model 'outer': its step 'classify_v2' is not served"
+    assert {*refusals} == {NETWORK, "classify_v1", "classify_v2", "outer"}
+    assert refusals["outer"] == "model 'outer': its step 'classify_v2' is not served"
 
 
 NOISE = [

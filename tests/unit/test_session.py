@@ -89,10 +89,10 @@ def test_every_request_gets_its_own_rows_of_its_requested_outputs(open_model, ru
         x = request["x"]
         expected = {"y": 2 * x, "sums": x.astype(np.float64).sum(1, keepdims=True)}
         assert answer.keys() == {*names}
-        for name, found in answer.items():
-            assert (found.dtype, found.shape) == (np.float32, expected[name].shape)
+        for name, output in answer.items():
+            assert (output.dtype, output.shape) == (np.float32, expected[name].shape)
             # Three float32 numbers below one: their sum in another order is off by a rounding.
-            np.testing.assert_allclose(found, expected[name], rtol=0, atol=3e-7 if name == "sums" else 0)
+            np.testing.assert_allclose(output, expected[name], rtol=0, atol=3e-7 if name == "sums" else 0)
 
 
 @cases(

@@ -39,16 +39,16 @@ def store_wide(tmp_path):
     memory_that_an_arena_keeps=(HALVES, [1, 2], FITS_KEPT_HALF),
 )
 def test_batch_that_does_not_fit_is_run_in_halves(store_wide, parameters, before, mebibytes):
-    found = run_limited(store_wide(parameters), before, ROWS, mebibytes)
+    report = run_limited(store_wide(parameters), before, ROWS, mebibytes)
 
-    assert found == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
+    assert report == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
 
 
 def test_halves_that_do_not_fit_fail(store_wide):
-    found = run_limited(store_wide(HALVES), before=[1], rows=ROWS, mebibytes=FITS_NOTHING)
+    report = run_limited(store_wide(HALVES), before=[1], rows=ROWS, mebibytes=FITS_NOTHING)
 
-    assert found["error"].startswith("OutOfMemory: onnx runtime error 1: ")
-    assert (found["halved"], found["runs"]) == (1, [])
+    assert report["error"].startswith("OutOfMemory: onnx runtime error 1: ")
+    assert (report["halved"], report["runs"]) == (1, [])
 
 
 def test_every_nth_run_returns_the_memory_of_larger_ones(store_wide):
@@ -84,4 +84,4 @@ def test_broken_device_fails_every_later_run(fail, text, tmp_path):
     with pytest.raises(DeviceFailed, match=text) as raised:
         session.run(good, ["y"])
 
-    assert {(type(each), each.reason) for each in (*outcomes, raised.value)} == {(DeviceFailed, *reasons)}
+    assert {(type(error), error.reason) for error in (*outcomes, raised.value)} == {(DeviceFailed, *reasons)}

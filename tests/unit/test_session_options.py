@@ -90,17 +90,17 @@ def test_memory_switches(key, name, text):
 
     switches = {"enable_cpu_mem_arena": True, "enable_mem_pattern": True}
     switches[name] = text.lower() in ("1", "true", "on")
-    assert {each: getattr(options, each) for each in switches} == switches
+    assert {switch: getattr(options, switch) for switch in switches} == switches
 
 
 def test_some_runs_release_memory():
     settings = session_settings(config({"nereid.release_memory_every": "3"}))
 
-    found = [each is settings.releasing for each in islice(settings.options_of_runs(), 6)]
-    assert found == [False, False, True] * 2
+    releases = [options is settings.releasing for options in islice(settings.options_of_runs(), 6)]
+    assert releases == [False, False, True] * 2
     assert settings.releasing.get_run_config_entry(SHRINKAGE) == "cpu:0"
     plain = session_settings(config())
-    assert {id(each) for each in islice(plain.options_of_runs(), 6)} == {id(plain.run_options)}
+    assert {id(options) for options in islice(plain.options_of_runs(), 6)} == {id(plain.run_options)}
 
 
 @cases(
@@ -282,9 +282,9 @@ def test_providers_of_an_instance(model, expected):
     ids=lambda value: "-".join(map("=".join, value.items())),
 )
 def test_tensorrt_keys_get_their_own_names(given, expected):
-    found = providers(accelerated(gpu=[("tensorrt", given)]), ALL)
+    pairs = providers(accelerated(gpu=[("tensorrt", given)]), ALL)
 
-    assert found == ((TENSORRT, {**expected, **DEVICE}), (CUDA, DEVICE), (CPU, {}))
+    assert pairs == ((TENSORRT, {**expected, **DEVICE}), (CUDA, DEVICE), (CPU, {}))
 
 
 UNKNOWN_TENSORRT = "unknown parameter '{}' is provided for TensorRT Execution Accelerator"
@@ -332,7 +332,7 @@ NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {
     (from_cpu_block, ("tensorrt", ALL), UNKNOWN.format("tensorrt")),
     # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
     (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
-    ids=lambda each: getattr(each, "__name__", str(each)),
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_wrong_setting_has_the_official_message(read, given, message):
     with pytest.raises(InvalidConfig, match=f"^{re.escape(message)}$"):

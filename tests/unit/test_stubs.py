@@ -39,13 +39,13 @@ LIVES, ENDED = "S", "Z"
 )
 def test_zombie_that_stays_and_is_not_replaced_is_dead(observations, dead):
     """A stub that Triton ended is collected, so only killed stubs count."""
-    stubs, found = KnownStubs(), []
+    stubs, zombies = KnownStubs(), []
     for number, observation in enumerate(observations):
         living = [stub for stub, state in observation.items() if state != ENDED]
         states = {stub.process: state for stub, state in observation.items()}
-        found = stubs.update(living, states, number * DEAD_AFTER_S)
+        zombies = stubs.update(living, states, number * DEAD_AFTER_S)
 
-    assert found == dead
+    assert zombies == dead
 
 
 def test_stubs_in_use_are_the_youngest_of_each_version():

@@ -270,24 +270,24 @@ def proc(tmp_path):
 
 
 def test_processes_have_the_name_of_their_part(proc):
-    found = {each.process.pid: each for each in process_usage.read(SUPERVISOR, Path("/models"), proc)}
-    stub, worker = found[STUB], found[WORKER]
+    parts = {part.process.pid: part for part in process_usage.read(SUPERVISOR, Path("/models"), proc)}
+    stub, worker = parts[STUB], parts[WORKER]
 
-    assert {*found} == {SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER}
-    names = [found[pid].name for pid in (SUPERVISOR, SERVER, GATEWAY)]
+    assert {*parts} == {SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER}
+    names = [parts[pid].name for pid in (SUPERVISOR, SERVER, GATEWAY)]
     assert names == ["supervisor", "tritonserver", "gateway"]
     assert (stub.name, stub.version, stub.cpu_s * TICKS_PER_S, stub.memory_bytes) == ("dogs", 3, 300, 3072)
     assert (worker.name, worker.version, worker.cpu_s * TICKS_PER_S) == ("gateway", 0, 600)
 
 
 def test_a_gateway_of_its_own_has_its_workers(proc):
-    assert [each.process.pid for each in read_tree(GATEWAY, "gateway", proc)] == [GATEWAY, WORKER]
+    assert [part.process.pid for part in read_tree(GATEWAY, "gateway", proc)] == [GATEWAY, WORKER]
     assert read_tree(GATEWAY + 1000, "gateway", proc) == []
     assert [process_usage.parent_of(pid, proc) for pid in (WORKER, 1000)] == [GATEWAY, 0]
 
 
 def test_this_process_has_a_time_and_memory():
-    (own,) = (each for each in read_tree(os.getpid(), "tests") if each.process.pid == os.getpid())
+    (own,) = (part for part in read_tree(os.getpid(), "tests") if part.process.pid == os.getpid())
     times = os.times()
 
     assert own.cpu_s == pytest.approx(times.user + times.system, abs=1)  # the reading itself takes time

@@ -198,7 +198,7 @@ def test_polled_instance_that_a_repair_does_not_start_again_is_given_up():
 def test_repairs_that_do_not_help_wait_longer_and_say_so(driver):
     """A stub dies again after each repair; the longest wait does not count as a calm time."""
     stub, waits = FIRST, []
-    delays_s = [min(each, MAX_ACCEPTED_S) for each in REPAIR_DELAYS_S]
+    delays_s = [min(wait_s, MAX_ACCEPTED_S) for wait_s in REPAIR_DELAYS_S]
     for number, delay_s in enumerate(delays_s):
         driver.die(stub)
         driver.step(IndexRead(READY))
@@ -208,7 +208,7 @@ def test_repairs_that_do_not_help_wait_longer_and_say_so(driver):
         waits.append(line.text.partition("; ")[2])
         driver.see(later_s=delay_s)
 
-    longer = [f"it was repaired recently, so the next repair waits for {each:g} s" for each in delays_s]
+    longer = [f"it was repaired recently, so the next repair waits for {wait_s:g} s" for wait_s in delays_s]
     assert waits == ["", *longer[1:]]
 
 
@@ -296,7 +296,7 @@ def test_second_verdict_on_an_instance_kills_and_repairs_it(driver):
     assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
     (line,) = driver.step(Reloaded(), 2.0)
     assert line == Log("model 'eyes' version 1 had a dead stub (found by probe): loaded again in 2.0 s")
-    assert driver.see(later_s=60) == [*(Kill(each.process) for each in BOTH), ReportBroken({})]
+    assert driver.see(later_s=60) == [*(Kill(stub.process) for stub in BOTH), ReportBroken({})]
 
 
 def test_verdicts_of_different_instances_end_with_the_attempts(driver):
@@ -379,7 +379,7 @@ def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
 
     commands = [driver.step(ProbeEnded(probe, UNHEALTHY, began_s)) for _ in range(2)]
 
-    assert [c for each in commands for c in each if not isinstance(c, ReadIndex)] == []
+    assert [c for batch in commands for c in batch if not isinstance(c, ReadIndex)] == []
     assert not any(isinstance(c, Kill) for c in driver.step(IndexRead(READY)))
 
 
@@ -399,7 +399,7 @@ def test_old_stubs_are_killed_after_a_while(driver, interrupted):
     driver.step(RepairInterrupted() if interrupted else Reloaded())
     driver.found, driver.states = (SECOND, NEW), driver.states | {NEW.process: LIVES}
 
-    assert not any(isinstance(each, Kill) for each in driver.see(later_s=KILL_AFTER_S - 1))
+    assert not any(isinstance(command, Kill) for command in driver.see(later_s=KILL_AFTER_S - 1))
     assert Kill(SECOND.process) in (late := driver.see(later_s=1.1))
     assert Kill(FIRST.process) not in late
     assert driver.supervisor.is_emptied([SECOND])
@@ -428,7 +428,7 @@ def test_too_many_dead_instances_restart_the_server(count, ends):
     commands = driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
 
     expected = [End(f"{count} dead instances still occupy its threads and memory")]
-    assert [each for each in commands if isinstance(each, End)] == expected * ends
+    assert [command for command in commands if isinstance(command, End)] == expected * ends
 
 
 def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
@@ -447,7 +447,7 @@ def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
 
 def test_retired_instance_that_dies_is_not_repaired(driver):
     """After a change to fewer instances, no new stub takes the place of an old one."""
-    driver.step(InstancesChanged("eyes", [each.process for each in BOTH]))
+    driver.step(InstancesChanged("eyes", [stub.process for stub in BOTH]))
     driver.add(NEW)
     driver.see()
 
@@ -460,7 +460,7 @@ def test_retired_instance_that_dies_is_not_repaired(driver):
 @pytest.mark.parametrize("has_died", [True, False], ids=["one is dead", "all answer"])
 def test_retired_instances_that_never_end_are_killed(driver, has_died):
     """A dead one keeps the others forever; without one, they still answer long requests."""
-    driver.step(InstancesChanged("eyes", [each.process for each in BOTH]))
+    driver.step(InstancesChanged("eyes", [stub.process for stub in BOTH]))
     driver.add(NEW)
     driver.see(**{f"pid{SECOND.process.pid}": ENDED} if has_died else {})
 
@@ -471,7 +471,7 @@ def test_retired_instances_that_never_end_are_killed(driver, has_died):
 def test_verdicts_on_retired_instances_do_not_count(driver):
     """A probe that began before a change met an old instance."""
     driver.round("eyes")
-    driver.step(InstancesChanged("eyes", [each.process for each in BOTH]), later_s=1.0)
+    driver.step(InstancesChanged("eyes", [stub.process for stub in BOTH]), later_s=1.0)
     driver.replace_all(NEW)
 
     for number in (1, 2):

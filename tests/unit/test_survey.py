@@ -55,9 +55,9 @@ def mixed() -> onnx.ModelProto:
 def test_batches_are_tried(tmp_path, model, can_batch):
     onnx.save(model, tmp_path / "network.onnx")
 
-    found = propose(tmp_path / "models", AddRequest(tmp_path / "network.onnx", "own", {"scale": "0.1"}))
+    proposal = propose(tmp_path / "models", AddRequest(tmp_path / "network.onnx", "own", {"scale": "0.1"}))
 
-    assert found.settings.can_batch is can_batch
+    assert proposal.settings.can_batch is can_batch
     config = (tmp_path / "models" / "own" / "config.pbtxt").read_text()
     assert ("max_batch_size: 8" in config) is can_batch
     assert read_description(tmp_path / "models" / "own_network" / "1").source == "network.onnx"

@@ -20,16 +20,16 @@ DETECT, READ, FIELDS = DetectionOutputs(), ReadingOutputs(), FieldOutputs()
 
 def objects(*found: tuple[tuple[float, float, float, float], float, str]) -> dict[str, np.ndarray]:
     return {
-        BOX: np.array([each[0] for each in found], np.float32).reshape(1, -1, 4),
-        SCORE: np.array([[each[1] for each in found]], np.float32),
-        LABEL: np.array([[each[2].encode() for each in found]], object),
+        BOX: np.array([detection[0] for detection in found], np.float32).reshape(1, -1, 4),
+        SCORE: np.array([[detection[1] for detection in found]], np.float32),
+        LABEL: np.array([[detection[2].encode() for detection in found]], object),
     }
 
 
 def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
     documents = [json.dumps({"name": name, "value": value}).encode() for name, value in fields.items()]
     return {
-        TEXT: np.array([[each.encode() for each in texts]], object),
+        TEXT: np.array([[text.encode() for text in texts]], object),
         CONFIDENCE: np.full((1, len(texts)), 0.9, np.float32),
         BOX: np.zeros((1, len(texts), 4, 2), np.float32),
         FIELD: np.array([documents], object),
@@ -65,10 +65,10 @@ FAINT = ((50, 50, 60, 60), 0.3, "cup")
     found_twice=([CUP], [CUP, CUP], Comparison(1 / 3, False)),
 )
 def test_detectors_agree_by_their_sure_objects(ours, theirs, expected):
-    found = DETECT.compare(objects(*ours), objects(*theirs))
+    comparison = DETECT.compare(objects(*ours), objects(*theirs))
 
-    assert found.is_equal is expected.is_equal
-    assert found.distance == pytest.approx(expected.distance)
+    assert comparison.is_equal is expected.is_equal
+    assert comparison.distance == pytest.approx(expected.distance)
 
 
 def test_classes_of_every_image_must_agree():
@@ -121,9 +121,9 @@ def test_long_texts_are_compared_in_part():
 
 
 def test_signals_count_what_was_found():
-    found, nothing = DETECT.signals(objects(CUP, FAINT)), DETECT.signals(objects())
+    signals, nothing = DETECT.signals(objects(CUP, FAINT)), DETECT.signals(objects())
 
-    assert found.of_images == {"confidence": [pytest.approx(0.9)], "entropy": (), "found": [2]}
+    assert signals.of_images == {"confidence": [pytest.approx(0.9)], "entropy": (), "found": [2]}
     assert nothing.of_images == {"confidence": (), "entropy": (), "found": [0]}
     assert READ.signals(lines()).found == [0]
     assert DETECT.signals(objects(((0, 0, 1, 1), np.nan, "cup"))) is None

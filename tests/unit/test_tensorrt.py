@@ -40,9 +40,9 @@ def test_profile_spans_all_sizes_of_a_run(more, most, tmp_path):
     no_inputs=("max_batch_size: 8\n", {}),
 )
 def test_profile_is_left_to_the_config_and_to_onnx_runtime(text, given, tmp_path):
-    found = tensorrt.options(config(tmp_path, text), given)
+    options = tensorrt.options(config(tmp_path, text), given)
 
-    assert {key: shapes for key, shapes in found.items() if key.startswith("trt_profile_")} == given
+    assert {key: shapes for key, shapes in options.items() if key.startswith("trt_profile_")} == given
 
 
 class Cache:

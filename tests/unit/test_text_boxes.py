@@ -16,46 +16,46 @@ def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:
 
 
 def probabilities(*regions: tuple[int, int, int, int], level: float = 0.9) -> np.ndarray:
-    found = np.zeros((300, 400), np.float32)
+    pixels = np.zeros((300, 400), np.float32)
     for left, top, right, bottom in regions:
-        found[top:bottom, left:right] = level
-    return found
+        pixels[top:bottom, left:right] = level
+    return pixels
 
 
 def test_region_gets_a_box_that_is_larger_by_the_learned_distance():
     """The distance is area × 1.6 / perimeter; the region was dilated by a pixel."""
-    (found,) = find_boxes(probabilities((100, 100, 200, 120)))
+    (corners,) = find_boxes(probabilities((100, 100, 200, 120)))
 
     width, height = 100, 20
     distance = width * height * 1.6 / (2 * (width + height))
     expected = box(100 - distance, 100 - distance, 200 + distance, 120 + distance)
-    np.testing.assert_allclose(found, expected, atol=0.01)  # OpenCV computes with float32
+    np.testing.assert_allclose(corners, expected, atol=0.01)  # OpenCV computes with float32
 
 
 def test_nothing_specks_and_unsure_regions_get_no_box():
     """The mean probability of the last is below the limit, though each pixel is above the threshold."""
     unsure = probabilities((100, 100, 200, 120), level=0.4)
 
-    for found in (probabilities(), probabilities((100, 100, 101, 101)), unsure):
-        assert find_boxes(found).shape == (0, 4, 2)
+    for pixels in (probabilities(), probabilities((100, 100, 101, 101)), unsure):
+        assert find_boxes(pixels).shape == (0, 4, 2)
 
 
 def test_region_inside_of_a_frame_is_found():
-    found = probabilities((20, 20, 380, 280))
-    found[40:260, 40:360] = 0
-    found[140:160, 150:250] = 0.95
+    pixels = probabilities((20, 20, 380, 280))
+    pixels[40:260, 40:360] = 0
+    pixels[140:160, 150:250] = 0.95
 
-    (inner,) = [each for each in find_boxes(found) if each[0, 0] > 100]
+    (inner,) = [corners for corners in find_boxes(pixels) if corners[0, 0] > 100]
     assert abs(inner.mean(axis=0) - [200, 150]).max() < 1
 
 
 def test_boxes_are_bounded(monkeypatch):
     monkeypatch.setattr(finder, "MAX_LINES", 5)
     monkeypatch.setattr(finder, "MAX_REGIONS", 20)
-    found = probabilities(*((x, y, x + 12, y + 6) for x in range(10, 380, 30) for y in range(10, 290, 20)))
-    found[10:16, 10:24] = 0.99
+    pixels = probabilities(*((x, y, x + 12, y + 6) for x in range(10, 380, 30) for y in range(10, 290, 20)))
+    pixels[10:16, 10:24] = 0.99
 
-    boxes = find_boxes(found)
+    boxes = find_boxes(pixels)
 
     assert len(boxes) == 5
     assert boxes[0].min() < 10
@@ -89,9 +89,9 @@ def test_pixel_of_a_turned_page_was_there_before(quarters):
     lying = turned(page, quarters)
     rows, columns = np.indices(lying.shape[:2])
 
-    found = positions_before(np.stack([columns, rows], axis=-1), (7, 5), quarters)
+    positions = positions_before(np.stack([columns, rows], axis=-1), (7, 5), quarters)
 
-    np.testing.assert_array_equal(page[found[..., 1], found[..., 0]], lying)
+    np.testing.assert_array_equal(page[positions[..., 1], positions[..., 0]], lying)
 
 
 @pytest.mark.parametrize("quarters", range(4))
@@ -118,8 +118,8 @@ def test_slanted_rows_stay_together():
 
 
 def test_text_in_a_tall_box_runs_downwards():
-    (found,) = along_text(box(200, 10, 220, 110)[None])
-    assert found[:2].tolist() == [[220, 10], [220, 110]]
+    (corners,) = along_text(box(200, 10, 220, 110)[None])
+    assert corners[:2].tolist() == [[220, 10], [220, 110]]
 
 
 def test_page_without_a_main_direction_is_not_turned():

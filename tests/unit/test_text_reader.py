@@ -25,31 +25,31 @@ def texts(outcome: list[RecognisedLine] | errors.ServingError) -> list[str]:
 
 @cache
 def plain() -> list[RecognisedLine]:
-    (found,) = reader().read([save(page())])
-    return found
+    (lines,) = reader().read([save(page())])
+    return lines
 
 
 EXPECTED = [line.replace(" ", "") for line in LINES]
 
 
 def test_lines_are_read_in_order():
-    found = plain()
+    lines = plain()
 
-    assert texts(found) == EXPECTED
-    assert all(0.9 < line.confidence <= 1 for line in found)
-    tops = [line.box[0, 1] for line in found]
+    assert texts(lines) == EXPECTED
+    assert all(0.9 < line.confidence <= 1 for line in lines)
+    tops = [line.box[0, 1] for line in lines]
     assert tops == sorted(tops)
-    for line, top in zip(found, (20, 84, 148), strict=True):
+    for line, top in zip(lines, (20, 84, 148), strict=True):
         assert line.box.shape == (4, 2)
         assert abs(line.box[0] - (30, top)).max() < 15
 
 
 @pytest.mark.parametrize("quarters", range(4))
 def test_rotated_pages_are_read_like_upright_ones(quarters):
-    (found,) = reader().read([save(page().rotate(90 * quarters, expand=True))])
+    (lines,) = reader().read([save(page().rotate(90 * quarters, expand=True))])
 
-    assert texts(found) == EXPECTED
-    along = found[0].box[1] - found[0].box[0]
+    assert texts(lines) == EXPECTED
+    along = lines[0].box[1] - lines[0].box[0]
     direction = [(1, 0), (0, -1), (-1, 0), (0, 1)][quarters]
     assert along @ direction > 0.95 * np.linalg.norm(along)
 
@@ -65,14 +65,14 @@ def test_blank_does_not_replace_a_text():
     def recognise(lines: np.ndarray) -> list[np.ndarray]:
         """Be certain of a space in the line that is upside down."""
         index, probability, *_ = default.recognise(lines)
-        found = [text.replace(" ", "") for text, *_ in characters.decode(index, probability)]
-        is_turned = np.array([text not in EXPECTED for text in found])
+        words = [text.replace(" ", "") for text, *_ in characters.decode(index, probability)]
+        is_turned = np.array([text not in EXPECTED for text in words])
         index[is_turned], probability[is_turned] = len(characters) - 1, 1
         return [index, probability]
 
-    (found,) = reader(other=Networks(default.detect, first_is_turned, recognise)).read([save(page())])
+    (page_lines,) = reader(other=Networks(default.detect, first_is_turned, recognise)).read([save(page())])
 
-    assert texts(found) == EXPECTED
+    assert texts(page_lines) == EXPECTED
 
 
 def test_few_lines_that_seem_upside_down_are_read_in_both_directions():
@@ -84,19 +84,19 @@ def test_few_lines_that_seem_upside_down_are_read_in_both_directions():
         return np.array(next(seen, [[1, 0]] * len(lines)), np.float32)
 
     turning = reader(other=Networks(default.detect, direction, default.recognise))
-    (found,) = turning.read([save(page(LINES[:1]))])
+    (page_lines,) = turning.read([save(page(LINES[:1]))])
 
-    assert texts(found) == EXPECTED[:1]
+    assert texts(page_lines) == EXPECTED[:1]
 
 
 def test_single_line_upside_down_is_read():
     mixed = page()
     mixed.paste(mixed.crop((0, 66, 640, 130)).rotate(180), (0, 66))
 
-    (found,) = reader().read([save(mixed)])
+    (lines,) = reader().read([save(mixed)])
 
-    assert sorted(texts(found)) == sorted(EXPECTED)
-    (turned,) = [line for line in found if line.text.replace(" ", "") == EXPECTED[1]]
+    assert sorted(texts(lines)) == sorted(EXPECTED)
+    (turned,) = [line for line in lines if line.text.replace(" ", "") == EXPECTED[1]]
     assert turned.box[0, 0] > turned.box[1, 0]
 
 
@@ -122,10 +122,10 @@ def test_images_without_text_have_no_lines(image):
 
 
 def test_large_image_is_read_from_fewer_pixels():
-    (found,) = reader().read([save(page(size_px=200, width=4400), "JPEG")])
+    (lines,) = reader().read([save(page(size_px=200, width=4400), "JPEG")])
 
-    assert texts(found) == EXPECTED
-    assert found[2].box.max() > 1100
+    assert texts(lines) == EXPECTED
+    assert lines[2].box.max() > 1100
 
 
 def test_bad_images_fail_alone():
@@ -179,10 +179,10 @@ def test_images_share_batches_of_lines():
     together = many.read([image] * 4)
 
     assert runs == [1, 4]
-    for found in together:
-        assert [line.text for line in found] == [line.text for line in alone[0]]
+    for lines in together:
+        assert [line.text for line in lines] == [line.text for line in alone[0]]
         # Kernels may differ with the size of a batch.
-        assert found[0].confidence == pytest.approx(alone[0][0].confidence, abs=1e-5)
+        assert lines[0].confidence == pytest.approx(alone[0][0].confidence, abs=1e-5)
 
 
 def expired() -> None:
@@ -200,9 +200,9 @@ def test_failing_recogniser_fails_the_images_that_wait_for_it():
     looks = iter((False, True))
     checks = [lambda: expired() if next(looks) else None, lambda: None, lambda: None, expired, lambda: None]
 
-    found = failing.read([label, label, blank, label, label[:50]], checks)
+    outcomes = failing.read([label, label, blank, label, label[:50]], checks)
 
-    later, waiting, empty, late, damaged = found
+    later, waiting, empty, late, damaged = outcomes
     assert isinstance(later, errors.DeadlineExceeded)
     assert isinstance(waiting, errors.InferenceFailed)
     assert empty == []
@@ -228,9 +228,9 @@ def test_each_image_has_its_own_networks():
     called, image = [], save(page(["HELLO WORLD 2026"]))
     named = [noting(lambda step, x, name=name: called.append((name, step, len(x)))) for name in "abc"]
 
-    found = reader().read([image, b"no image", image], None, named)
+    outcomes = reader().read([image, b"no image", image], None, named)
 
-    assert [texts(found[place]) for place in (0, 2)] == [["HELLOWORLD2026"]] * 2
+    assert [texts(outcomes[place]) for place in (0, 2)] == [["HELLOWORLD2026"]] * 2
     firsts = [(name, step, 1) for name in "ac" for step in ("detect", "direction")]
     assert called == [*firsts, ("a", "recognise", 2)]
 
@@ -239,8 +239,8 @@ def test_health_check_runs_every_network_on_a_small_picture():
     shapes, signals = [], []
     probed = reader(other=noting(lambda _, tensor: shapes.append(tensor.shape)), sink=signals.append)
 
-    (found,) = probed.read([ProbeImage(save(page()))])
+    (lines,) = probed.read([ProbeImage(save(page()))])
 
-    assert isinstance(found, list)
+    assert isinstance(lines, list)
     assert shapes == [(1, 3, 64, 64), (1, 3, 48, 192), (1, 3, 48, 64)]
     assert signals == []

@@ -148,4 +148,4 @@ async def test_both_ports_of_a_gateway_limit_handshakes(certificate):
     await server.shutdown([opened])
 
     assert answer.status_code == 200
-    assert [type(each) for each in listeners] == [TlsListener] * 2
+    assert [type(listener) for listener in listeners] == [TlsListener] * 2

@@ -48,7 +48,7 @@ def model(name: str, count: int, queue_us: int = 0, compute_us: int = 0, runs: i
     values |= {"compute_output_duration_us": compute_us, "count": 2 * count}
     values |= {"exec_count": runs, "pending_request_count": 3}
     labels = f'model="{name}",version="1"'
-    return "\n".join(f"nv_inference_{each}{{{labels}}} {value}" for each, value in values.items())
+    return "\n".join(f"nv_inference_{metric}{{{labels}}} {value}" for metric, value in values.items())
 
 
 def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
@@ -65,17 +65,17 @@ def reading(read_s: float, text: str = "", **changed: object) -> ServerReading:
 
 def variant_of(found: Top, name: str) -> TopVariant:
     (route,) = found.routes
-    return next(each for each in route.variants if each.name == name)
+    return next(entry for entry in route.variants if entry.name == name)
 
 
 def test_variants_have_their_part_of_the_growth():
-    found = measure(
+    figures = measure(
         reading(10, requests(100, 100)),
         reading(12, requests(130, 110, failed=4) + "\n" + requests(10, 0, instance="b")),
     )
 
-    first, second = variant_of(found, "v1"), variant_of(found, "v2")
-    assert found.seconds == 2
+    first, second = variant_of(figures, "v1"), variant_of(figures, "v2")
+    assert figures.seconds == 2
     assert (first.weight, first.expected_share, first.requests_per_s) == (3, 0.75, 20.0)
     # 40 and 15, since the second instance's rejected request is new.
     assert first.share == pytest.approx(40 / 55)
@@ -93,16 +93,16 @@ def test_latency_is_that_of_successful_requests():
     state = 'nereid_route_breaker_state{{route="dogs",variant="v1",model_instance="{0}"}} {0}'
     states = "\n".join(map(state.format, (0, 2, 1)))
 
-    found = variant_of(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
+    v1 = variant_of(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
 
-    assert (found.p50_ms, found.p99_ms) == (pytest.approx(5), pytest.approx(9.9))
-    assert found.breaker == "open"
+    assert (v1.p50_ms, v1.p99_ms) == (pytest.approx(5), pytest.approx(9.9))
+    assert v1.breaker == "open"
 
 
 def test_shadow_agrees_as_a_share_of_the_compared():
     text = "\n".join(
-        f'nereid_route_shadow_requests_total{{route="dogs",shadow="next",outcome="{each}"}} {count}'
-        for each, count in {"agreed": 6, "disagreed": 1, "failed": 1, "shed": 90}.items()
+        f'nereid_route_shadow_requests_total{{route="dogs",shadow="next",outcome="{outcome}"}} {count}'
+        for outcome, count in {"agreed": 6, "disagreed": 1, "failed": 1, "shed": 90}.items()
     )
 
     (shadow,) = measure(reading(10), reading(12, text)).routes[0].shadows
@@ -124,16 +124,16 @@ def test_models_have_means_of_the_interval():
 def test_versions_are_in_the_order_of_their_numbers():
     text = "\n".join(model("eyes", 1).replace('version="1"', f'version="{number}"') for number in (10, 9, 2))
 
-    assert [each.version for each in measure(reading(10, text), reading(12, text)).models] == [2, 9, 10]
+    assert [row.version for row in measure(reading(10, text), reading(12, text)).models] == [2, 9, 10]
 
 
 def test_a_restart_is_named_and_its_counts_are_new():
     """The new server has counted only since its start, which lies in the interval."""
     restarted = reading(12, requests(104, 0), server=replace(SERVER, pid=51))
-    found = measure(reading(10, requests(100, 100)), restarted)
+    figures = measure(reading(10, requests(100, 100)), restarted)
 
-    assert variant_of(found, "v1").requests_per_s == 52.0
-    assert found.notes == ["tritonserver restarted: pid 50 became 51"]
+    assert variant_of(figures, "v1").requests_per_s == 52.0
+    assert figures.notes == ["tritonserver restarted: pid 50 became 51"]
     assert measure(reading(10, server=None, page=None), reading(12)).notes == []
 
 
@@ -143,19 +143,19 @@ def test_without_two_pages_there_are_no_rates(side):
     both = {"before": reading(10), "after": reading(12)}
     both[side] = replace(both[side], **missing)
 
-    found = measure(both["before"], both["after"])
+    figures = measure(both["before"], both["after"])
 
-    assert (found.seconds, found.routes, found.models) == (None, [], [])
-    assert found.server.ready == (side == "before")
-    assert found.machine is not None
+    assert (figures.seconds, figures.routes, figures.models) == (None, [], [])
+    assert figures.server.ready == (side == "before")
+    assert figures.machine is not None
 
 
 def test_machine_has_busy_cores_and_the_gpus_of_triton():
     text = 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5\nnv_gpu_power_usage{gpu_uuid="GPU-2"} 70'
-    found = measure(reading(10), reading(12, text)).machine
+    machine = measure(reading(10), reading(12, text)).machine
 
-    assert (list(found.cores_busy), found.limit_cores, found.limit_memory_bytes) == ([0.1], 2.0, None)
-    gpus = [(each.uuid, each.busy, each.power_w) for each in found.gpus]
+    assert (list(machine.cores_busy), machine.limit_cores, machine.limit_memory_bytes) == ([0.1], 2.0, None)
+    gpus = [(gpu.uuid, gpu.busy, gpu.power_w) for gpu in machine.gpus]
     assert gpus == [("GPU-1", 0.5, None), ("GPU-2", None, 70.0)]
 
 
@@ -171,13 +171,13 @@ nereid_gateway_limit 24"""
 def test_gateway_counts_requests_of_models():
     before, after = (reading(10, gateways=[gateway(10, 100, 0)]), reading(12, gateways=[gateway(12, 140, 6)]))
 
-    (found,) = measure(before, after).gateways
+    (row,) = measure(before, after).gateways
 
-    assert (found.requests_per_s, found.shed_per_s, found.in_flight, found.waiting) == (23.0, 3.0, 4.0, None)
+    assert (row.requests_per_s, row.shed_per_s, row.in_flight, row.waiting) == (23.0, 3.0, 4.0, None)
 
     closed = [gateway(12, 0, 0, "its metrics need a key")]
-    (found,) = measure(reading(10, gateways=closed), reading(12, gateways=closed)).gateways
-    assert (found.trouble, found.requests_per_s, found.limit) == ("its metrics need a key", None, None)
+    (row,) = measure(reading(10, gateways=closed), reading(12, gateways=closed)).gateways
+    assert (row.trouble, row.requests_per_s, row.limit) == ("its metrics need a key", None, None)
 
 
 def lines(found: Top, width: int, height: int | None = None) -> list[str]:

@@ -101,7 +101,7 @@ def lines(*records):
 
 
 def encoded(*records):
-    return [json.dumps(each).encode() for each in records]
+    return [json.dumps(entry).encode() for entry in records]
 
 
 def test_line_divides_the_time_of_a_request():
@@ -132,18 +132,18 @@ def test_each_request_has_one_line(records, names):
 
 
 def exporting():
-    found = []
-    return TailSampler(lambda lines: None, found.extend), found
+    spans = []
+    return TailSampler(lambda lines: None, spans.extend), spans
 
 
 def kept(count, seconds=1.0, **more):
-    traces, found = exporting()
+    traces, spans = exporting()
     for number in range(count):
         now_s = 100 + number * seconds / count
         traces.add(encoded(ROUTE | {"trace": f"{number:032x}", "inner": [], **more}), now_s)
         traces.expire(now_s)
     traces.close(100 + seconds + HOLD_S)
-    return len(found)
+    return len(spans)
 
 
 def test_traces_are_kept_for_a_reason_and_at_a_limited_rate():
@@ -164,13 +164,13 @@ LATE = record("attempt", "attempt v2", "late", "r", 5, 500)
 )
 def test_records_of_a_kept_trace_are_exported(first, expired_s, second, second_s, names):
     """Also one that comes late; the record of a first step waits for the route, however late that comes."""
-    traces, found = exporting()
+    traces, spans = exporting()
     traces.add(encoded(first), 0)
     traces.expire(expired_s)
     traces.add(encoded(second), second_s)
     traces.expire(second_s + HOLD_S)
 
-    assert [each["name"] for each in found] == names
+    assert [span["name"] for span in spans] == names
 
 
 def test_memory_is_bounded():
@@ -204,12 +204,12 @@ def test_file_of_records_is_bounded(tmp_path, monkeypatch):
     for number in range(300):
         file.write(encoded(ROUTE | {"number": number}))
 
-    found = [each["number"] for each in read_records(path)]
-    assert found == list(range(found[0], 300))
-    assert len(found) > 20
-    assert {each.name for each in tmp_path.iterdir()} == {"records.jsonl", "records.jsonl.1"}
+    numbers = [entry["number"] for entry in read_records(path)]
+    assert numbers == list(range(numbers[0], 300))
+    assert len(numbers) > 20
+    assert {entry.name for entry in tmp_path.iterdir()} == {"records.jsonl", "records.jsonl.1"}
     assert path.stat().st_mode & 0o777 == 0o600
-    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 22_000
+    assert sum(entry.stat().st_size for entry in tmp_path.iterdir()) < 22_000
 
 
 def test_damaged_lines_are_left_out(tmp_path):
@@ -260,9 +260,9 @@ def test_images_of_a_batch_have_their_own_time():
     inner = [*GATEWAY["inner"], part("inference", 200, 299, span="j")]
     both = GATEWAY | {"end": 300 * MS, "inner": inner}
 
-    found = lines(both, ROUTE, MODEL, ROUTE | {"span": "r2", "parent": "j", "inner": []})
+    log = lines(both, ROUTE, MODEL, ROUTE | {"span": "r2", "parent": "j", "inner": []})
 
-    assert [line["ms"] < 110 for line in found] == [True, True]
+    assert [line["ms"] < 110 for line in log] == [True, True]
 
 
 def test_one_trace_of_many_requests_is_limited():
@@ -283,7 +283,7 @@ def test_flood_of_samples_leaves_room_for_failures():
         traces.expire(now_s)
     traces.close(30)
 
-    assert sum("keep" in each for each in exported) == 10
+    assert sum("keep" in span for span in exported) == 10
 
 
 def test_tracing_never_raises(caplog):
@@ -332,7 +332,7 @@ def test_each_line_ends_with_the_checksum_of_its_object(journal):
     append(journal, Note("b€"))
 
     objects = b'{"text":"a","number":1}', '{"text":"b€"}'.encode()
-    lines = [each[:-1] + f',"crc32":"{crc32(each):08x}"}}\n'.encode() for each in objects]
+    lines = [content[:-1] + f',"crc32":"{crc32(content):08x}"}}\n'.encode() for content in objects]
     assert journal.path.read_bytes() == b"".join(lines)
     assert journal.read() == (Note("a", 1), Note("b€"))
 

@@ -41,7 +41,7 @@ class Machine:
     def measure(self, candidate: search.Candidate, seconds: float) -> dict[int, LoadResult]:
         self.now_s += OVERHEAD_S + 2 * seconds
         self.measured.append((candidate, seconds, self.now_s))
-        if candidate in self.rejects and sum(each == candidate for each, *_ in self.measured) > self.after:
+        if candidate in self.rejects and sum(other == candidate for other, *_ in self.measured) > self.after:
             raise search.NotMeasured("rejected")
         value = {"instances": 2, "delay": 2} | dict(candidate)
         rate = 100.0 - 10 * abs(value["instances"] - 3) - 5 * value["delay"]
@@ -51,9 +51,9 @@ class Machine:
 
 def searched(machine: Machine, objective=THROUGHPUT, until_s: float = 300.0) -> TuneReport:
     searching = search.Search(machine.measure, objective, 2, lambda: machine.now_s, until_s)
-    found = searching.run(lambda count: search.sample(POINTS, GRID, count, 0, ()))
+    outcome = searching.run(lambda count: search.sample(POINTS, GRID, count, 0, ()))
     default = (("instances", 2), ("delay", 2))
-    return TuneReport("net", objective, default, *found, searching.seen, searching.failures)
+    return TuneReport("net", objective, default, *outcome, searching.seen, searching.failures)
 
 
 def verdict(objective: search.Objective, duel: search.Duel, seen: dict) -> str:
@@ -70,7 +70,7 @@ def test_best_of_the_surface_is_found(objective):
     assert result.verdict == "better"
     document = json.loads(json.dumps(result.document()))
     assert document["chosen"] == {"instances": 3, "delay": 0}
-    assert sum(each["is_default"] for each in document["candidates"]) == 1
+    assert sum(candidate["is_default"] for candidate in document["candidates"]) == 1
 
 
 @pytest.mark.parametrize("until_s", [3.0, 20.0, 61.5])
@@ -90,7 +90,7 @@ def test_gain_within_the_noise_keeps_the_default():
     seen = {search.DEFAULT: default[0], (("instances", 3),): best[0]}
 
     calm = [{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]
-    duels = [search.Duel(default, each, best) for each in (twin, calm)]
+    duels = [search.Duel(default, rounds, best) for rounds in (twin, calm)]
 
     assert [verdict(THROUGHPUT, duel, seen) for duel in duels] == ["kept", "better"]
 

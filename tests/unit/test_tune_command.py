@@ -45,8 +45,8 @@ def test_wrong_usage_is_rejected(words, reason):
 
 
 def test_missing_package_is_named(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
+    finder = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else finder(name))
 
     with pytest.raises(OperationFailed, match=r"needs uvloop; fix: pip install 'nereid-serving\[load\]'"):
         command.run_tuning(TuneOptions(REPOSITORY, "classify_v1", "cpu"), {}, False)
@@ -60,7 +60,7 @@ def test_command_line_is_read_as_the_same_options(monkeypatch):
 
     done = CliRunner().invoke(app, shlex.split(options.command)[1:])
 
-    assert (done.exit_code, [replace(each, images=tuple(each.images)) for each in read]) == (0, [options])
+    assert (done.exit_code, [replace(entry, images=tuple(entry.images)) for entry in read]) == (0, [options])
 
 
 LOAD = LoadResult(10.0, 5.0, 5.0, 5.0, 9, 0)
@@ -138,7 +138,7 @@ def test_tensors_have_the_shapes_of_the_config(dims, batch, shape):
 
     ((body, headers),) = request_bodies(parse(config), PHOTOS)
     head = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
-    assert {each["name"]: each["shape"] for each in head["inputs"]} == {"x": shape}
+    assert {tensor["name"]: tensor["shape"] for tensor in head["inputs"]} == {"x": shape}
 
 
 def test_other_text_is_refused():

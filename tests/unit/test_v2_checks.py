@@ -328,10 +328,10 @@ def test_both_protocols_become_the_same_request(datatype):
     message.raw_input_contents.append(raw)
     tensor = {"shape": [2], "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
 
-    checked = [check_message(SETTINGS, each) for each in (typed, message)]
+    checked = [check_message(SETTINGS, request) for request in (typed, message)]
     checked.append(check_request(tensor, raw, parameters={"binary_data_output": True}))
 
-    assert len({b"".join(each.parts) for each in checked}) == 1
+    assert len({b"".join(request.parts) for request in checked}) == 1
 
 
 @rows(

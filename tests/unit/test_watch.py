@@ -128,8 +128,8 @@ def at_rename(monkeypatch, act) -> None:
 def contents(path: Path) -> dict[str, str]:
     if not path.is_dir():
         return {path.name: path.read_text()}
-    files = sorted(each for each in path.rglob("*") if each.is_file())
-    return {str(each.relative_to(path)): each.read_text() for each in files}
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(file.relative_to(path)): file.read_text() for file in files}
 
 
 def swap(link: Path, target: Path) -> None:
@@ -151,7 +151,7 @@ def test_complete_file_is_published_once_and_moved(name, model, option, drop):
     assert (drop.published, drop.visible) == ([(model, "a")], {moved: "a"})
     assert modes == [0o700]  # of the copy
     assert drop.announced == [f"{name}: published as version 2 of 'net'"]
-    assert [(each.entry, each.version, each.stays) for each in drop.results] == [(name, 2, False)]
+    assert [(result.entry, result.version, result.stays) for result in drop.results] == [(name, 2, False)]
     assert not drop.staging.exists()
 
 
@@ -637,7 +637,7 @@ def test_newest_version_is_not_published_again(repository, tmp_path, place):
         (source / "README").write_text("about it")
 
     assert publish_to(repository)("net", source) == ("net", 1)
-    assert [each.name for each in sorted((repository / "net").iterdir())] == ["1", "config.pbtxt"]
+    assert [entry.name for entry in sorted((repository / "net").iterdir())] == ["1", "config.pbtxt"]
 
 
 def test_newest_version_that_was_adapted_is_not_published_again(repository, tmp_path):

@@ -21,9 +21,9 @@ WAYBILL = read_specification(FIELDS)
 @pytest.mark.parametrize("seed", range(len(LAYOUTS)), ids=list(LAYOUTS))
 def test_printed_text_has_the_number(seed):
     image = waybill(seed)
-    lines = [RecognisedLine(each.text, 1.0, each.box.astype(np.float32)) for each in image.lines]
+    lines = [RecognisedLine(line.text, 1.0, line.box.astype(np.float32)) for line in image.lines]
 
-    (number,) = [each for each in find_fields(lines, WAYBILL) if each.name == "tracking_number"]
+    (number,) = [field for field in find_fields(lines, WAYBILL) if field.name == "tracking_number"]
 
     assert (image.layout, number.value) == (list(LAYOUTS)[seed], image.tracking_number)
     assert number.valid is (True if image.layout in CHECKED else None)
@@ -32,7 +32,7 @@ def test_printed_text_has_the_number(seed):
 @pytest.mark.parametrize("place", range(0, 120, 8))
 def test_label_has_the_number_of_the_collection(place):
     image = collection_label(place)
-    lines = [RecognisedLine(each.text, 1.0, each.box.astype(np.float32)) for each in image.lines]
+    lines = [RecognisedLine(line.text, 1.0, line.box.astype(np.float32)) for line in image.lines]
 
     assert find_fields(lines, WAYBILL)[0].value == image.tracking_number
 
@@ -46,11 +46,11 @@ def test_lines_are_matched_by_their_boxes():
         RecognisedLine("PAID", 0.9, rectangle(500, 500, 550, 520)),
     ]
 
-    found = passages(printed, read, [rectangle(490, 490, 600, 600)])
+    matches = passages(printed, read, [rectangle(490, 490, 600, 600)])
 
-    assert found == [Passage("TRK#12345678", "TRK#12345679"), Passage("", "noise")]
-    assert sum(map(errors, found)) == 6
-    assert not has_number("12345678", found)
-    assert has_number("1234", found)
+    assert matches == [Passage("TRK#12345678", "TRK#12345679"), Passage("", "noise")]
+    assert sum(map(errors, matches)) == 6
+    assert not has_number("12345678", matches)
+    assert has_number("1234", matches)
     asked = (("1234", "1234"), (None, "9"), ("1234", "9"), ("1234", None), ("12345678", "9"), ("77", "9"))
-    assert [kind(*each, found) for each in asked] == ["", *KINDS]
+    assert [kind(*pair, matches) for pair in asked] == ["", *KINDS]

@@ -47,11 +47,11 @@ def test_stages_of_a_task_are_between_those_of_all():
 @pytest.mark.parametrize("stage", ["queue", "network"])
 def test_stage_of_the_excess_is_the_cause(stage):
     """The stage in which slow requests spend more than typical ones is named, not the largest one."""
-    found = explain([line()] * 95 + [line(**{stage: 20.0})] * 5, CALM)
+    diagnosis = explain([line()] * 95 + [line(**{stage: 20.0})] * 5, CALM)
 
-    assert (found.cause, found.why, found.next_step) == (stage, *MEANINGS[stage])
-    assert found.slow_ms[stage] == 20
-    assert found.typical_ms == USUAL
+    assert (diagnosis.cause, diagnosis.why, diagnosis.next_step) == (stage, *MEANINGS[stage])
+    assert diagnosis.slow_ms[stage] == 20
+    assert diagnosis.typical_ms == USUAL
 
 
 def test_slow_variant_is_named():
@@ -73,22 +73,22 @@ def test_slow_variant_is_named():
     limit_of_the_group=([line()] * 50, Contention(2, 1.0, 0.0, 0.1, 0, 0, 0.6), "cores"),
 )
 def test_causes(lines, kernel, cause):
-    found = explain(lines, kernel)
+    diagnosis = explain(lines, kernel)
 
-    assert found.cause == cause
-    assert found.why
-    assert found.next_step
-    assert found.requests == len(lines)
+    assert diagnosis.cause == cause
+    assert diagnosis.why
+    assert diagnosis.next_step
+    assert diagnosis.requests == len(lines)
 
 
 @cases(within=(30.0, 250.0, ""), beyond=(300.0, 250.0, "network"), no_objective=(30.0, 0.0, "network"))
 def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective_ms, cause):
     """The slowest requests are always slower than the others; only the objective makes that a cause."""
-    found = explain([line()] * 95 + [line(network=slow_ms)] * 5, CALM, objective_ms)
+    diagnosis = explain([line()] * 95 + [line(network=slow_ms)] * 5, CALM, objective_ms)
 
-    assert found.cause == cause
-    assert "network" in found.why
-    assert found.next_step == MEANINGS["network"][1]
+    assert diagnosis.cause == cause
+    assert "network" in diagnosis.why
+    assert diagnosis.next_step == MEANINGS["network"][1]
 
 
 def test_rates_between_two_moments():
@@ -96,9 +96,9 @@ def test_rates_between_two_moments():
     before = {stays: ProcessCounts(10.0, 1.0, 100, 50), ended: ProcessCounts(50.0, 9.0, 900, 900)}
     after = {stays: ProcessCounts(11.5, 1.8, 250, 56), new: ProcessCounts(0.5, 0.2, 50, 4)}
 
-    found = contention.between(Counts(before, 2, 100.0, 5, 100, 0.0), Counts(after, 2, 103.0, 15, 120, 2.0))
+    rates = contention.between(Counts(before, 2, 100.0, 5, 100, 0.0), Counts(after, 2, 103.0, 15, 120, 2.0))
 
-    assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
+    assert rates == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
 
 
 @cases(version_2=("0::/a.slice/b\n", "a.slice/b"), version_1=("4:cpu,cpuacct:/c\n0::/\n", "cpu/c"))

@@ -49,7 +49,7 @@ def stamped(paper: Paper, draw: Random) -> Image.Image:
     if draw.random() < 0.2:
         start = np.array([draw.randint(0, paper.width), draw.randint(0, paper.height)])
         turns = np.cumsum([[draw.uniform(-60, 90), draw.uniform(-40, 40)] for _ in range(6)], axis=0)
-        points = [tuple(each) for each in (start + turns).tolist()]
+        points = [tuple(point) for point in (start + turns).tolist()]
         ImageDraw.Draw(colour).line(points, fill=(30, 40, 130), width=3)
     return colour
 
@@ -122,8 +122,8 @@ def homography(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def mapped(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
     flat = np.column_stack([points, np.ones(len(points))]) @ matrix.T
-    found: np.ndarray = flat[:, :2] / flat[:, 2:]
-    return found
+    result: np.ndarray = flat[:, :2] / flat[:, 2:]
+    return result
 
 
 def _table(size: tuple[int, int], draw: Random) -> Image.Image:

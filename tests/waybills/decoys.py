@@ -42,7 +42,7 @@ def page(seed: int, forms: Sequence[CarrierFormat]) -> Page:
     """
     draw = Random(seed)
     has_number, has_decoys = seed % 10 != 0, seed % 2 == 0
-    form, carrier = draw.choice([each for each in forms if each[1] and each[0].joined])
+    form, carrier = draw.choice([pair for pair in forms if pair[1] and pair[0].joined])
     blocks = [[words.person(draw), *words.address(draw)], [f"SHIP TO: {words.person(draw)}"]]
     if carrier and carrier.labels and draw.random() < 0.5:
         blocks.append([draw.choice(carrier.labels)])
@@ -66,9 +66,9 @@ def _number(draw: Random, form: Format) -> tuple[str, str]:
     while True:
         shape = draw.choice(shapes(form.pattern))
         text = "".join(draw.choice(sorted(accepted)) for accepted, *_ in shape)
-        found = judge(form, text)
-        if found and found[1] is not False and len({*found[0]}) > 3:
-            return grouped(text, *draw.choice(((99,), (4,), (3,), (2, 4)))), found[0]
+        verdict = judge(form, text)
+        if verdict and verdict[1] is not False and len({*verdict[0]}) > 3:
+            return grouped(text, *draw.choice(((99,), (4,), (3,), (2, 4)))), verdict[0]
 
 
 def _decoy(draw: Random) -> list[str]:
@@ -108,7 +108,7 @@ def _set(draw: Random, blocks: Sequence[Sequence[str]]) -> list[RecognisedLine]:
         for column, block in enumerate(blocks[start : start + width]):
             for row, text in enumerate(block):
                 left, top = 30 + 560.0 * column, y + row * LEADING
-                wide = sum(2 if ord(each) > 0x2E80 else 1 for each in text) * HEIGHT / 2
+                wide = sum(2 if ord(character) > 0x2E80 else 1 for character in text) * HEIGHT / 2
                 box = rectangle(left, top, left + wide, top + HEIGHT).astype(np.float32)
                 lines.append(RecognisedLine(text, draw.uniform(0.9, 1.0), box))
         y += LEADING * max(map(len, blocks[start : start + width])) + draw.choice((0, 12, 40))

@@ -66,6 +66,6 @@ def photo(seed: int, layout: str, paper: Paper, number: str | None, draw: Random
         layout,
         recorded(image, draw),
         number,
-        tuple(Printed(each.text, mapped(matrix, each.box)) for each in paper.lines),
-        tuple(mapped(matrix, each) for each in paper.ignored),
+        tuple(Printed(line.text, mapped(matrix, line.box)) for line in paper.lines),
+        tuple(mapped(matrix, area) for area in paper.ignored),
     )

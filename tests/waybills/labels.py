@@ -28,7 +28,7 @@ def page_photo(seed: int) -> Waybill:
     right = SCALE * max(float(line.box[1, 0]) for line in made.lines)
     paper, face = Paper(max(round(right), 900), round(bottom) + 200, draw.randint(0, 50)), draw.choice(FACES)
     for line in made.lines:
-        is_chinese = any(ord(each) > 0x2E80 for each in line.text)
+        is_chinese = any(ord(character) > 0x2E80 for character in line.text)
         left, top = (SCALE * line.box[0]).tolist()
         paper.text(left, top, line.text, "chinese" if is_chinese else face, round(SCALE * HEIGHT * 0.9))
     barred = made.number if draw.random() < 0.45 else made.other

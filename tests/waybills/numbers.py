@@ -45,9 +45,9 @@ def courier(draw: Random) -> str:
 
 def grouped(number: str, *sizes: int) -> str:
     """Return a number with a space between groups; the last size repeats."""
-    found, start = [], 0
+    groups, start = [], 0
     while start < len(number):
-        size = sizes[min(len(found), len(sizes) - 1)]
-        found.append(number[start : start + size])
+        size = sizes[min(len(groups), len(sizes) - 1)]
+        groups.append(number[start : start + size])
         start += size
-    return " ".join(found)
+    return " ".join(groups)

@@ -135,7 +135,7 @@ def engine() -> Iterator[Engine]:
         if start.returncode:
             raise NoEngine(start.stderr[-300:])
         line = start.stdout.strip().removeprefix("export ").replace("$PATH", os.environ["PATH"])
-        variables |= dict(each.split("=", 1) for each in line.split(" "))
+        variables |= dict(word.split("=", 1) for word in line.split(" "))
         variables |= dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
         running = Engine(variables | {"COMPOSE_PROJECT_NAME": f"nereid{os.getpid()}"})
         running.run(str(TOOLS / "bases.sh"), str(CHECKOUT), limit_s=MAKE_S)
@@ -149,7 +149,7 @@ def copy_checkout(target: Path) -> Path:
     """Copy the checkout without anything that git ignores, as a fresh clone has it."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     listed = subprocess.check_output(command, cwd=CHECKOUT, text=True)
-    for name in filter(lambda each: (CHECKOUT / each).exists(), listed.splitlines()):
+    for name in filter(lambda path: (CHECKOUT / path).exists(), listed.splitlines()):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(CHECKOUT / name, target / name)
     return target
@@ -159,11 +159,11 @@ def copy_checkout(target: Path) -> Path:
 def project(running: Engine, folder: Path, *profiles: str) -> Iterator[Project]:
     """Yield a project with nothing prepared; remove its containers and volumes afterwards."""
     profile = {"COMPOSE_PROFILES": ",".join(profiles)} if profiles else {}
-    found = Project(Engine(running.variables | profile), folder)
+    checkout = Project(Engine(running.variables | profile), folder)
     try:
-        yield found
+        yield checkout
     finally:
-        found.compose("--profile", "*", "down", "--volumes", "--timeout", "1", may_fail=True)
+        checkout.compose("--profile", "*", "down", "--volumes", "--timeout", "1", may_fail=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,8 @@ class Load:
         self._over = threading.Event()
         key = project.key
         self._threads = [
-            threading.Thread(target=self._send, args=(number, project.url(each), each, key))
-            for number, each in enumerate((*protocols, *protocols))
+            threading.Thread(target=self._send, args=(number, project.url(protocol), protocol, key))
+            for number, protocol in enumerate((*protocols, *protocols))
         ]
 
     def __enter__(self) -> "Load":

@@ -31,7 +31,7 @@ def narrow(family: str) -> None:
     layers["nc"] = len(NAMES)
     if family.startswith("rtdetr"):
         for layer in layers["backbone"] + layers["head"]:
-            layer[3] = [max(8, each // 8) if str(each).isdigit() and each > 8 else each for each in layer[3]]
+            layer[3] = [max(8, size // 8) if str(size).isdigit() and size > 8 else size for size in layer[3]]
         # Width, queries, points, heads, layers, inner width.
         layers["head"][-1][3] = ["nc", 32, 60, 4, 4, 2, 64]
     else:
@@ -78,8 +78,8 @@ def build(family: str, pixels: torch.Tensor, is_tiny: bool) -> YOLO | RTDETR:
             coarse(network)
             network.names = NAMES
         if family.startswith("rtdetr"):
-            for each in (head.enc_bbox_head, *head.dec_bbox_head):  # zeros would leave all boxes square
-                torch.nn.init.normal_(each.layers[-1].weight, std=0.1)
+            for block in (head.enc_bbox_head, *head.dec_bbox_head):  # zeros would leave all boxes square
+                torch.nn.init.normal_(block.layers[-1].weight, std=0.1)
             hooks = [head.dec_score_head[-1].register_forward_hook(scale_scores)]
         else:
             hooks = [
@@ -91,8 +91,8 @@ def build(family: str, pixels: torch.Tensor, is_tiny: bool) -> YOLO | RTDETR:
                 for layer in layers
             ]
         network(pixels)
-    for each in hooks:
-        each.remove()
+    for hook in hooks:
+        hook.remove()
     return model
 
 
@@ -104,7 +104,7 @@ def main(photo: str, folder: str, *families: str, is_tiny: bool = False) -> None
     seen[top : SIDE - top] = picture
     pixels = torch.from_numpy(seen).permute(2, 0, 1)[None] / 255
     boxes = Path(folder, "boxes.json")
-    found = json.loads(boxes.read_text()) if boxes.exists() else {}
+    objects = json.loads(boxes.read_text()) if boxes.exists() else {}
     for family in families:
         if is_tiny:
             narrow(family)
@@ -115,21 +115,21 @@ def main(photo: str, folder: str, *families: str, is_tiny: bool = False) -> None
             )
             exported = onnx.load(path)
             notes = [
-                each for each in exported.metadata_props if each.key != "date"
+                note for note in exported.metadata_props if note.key != "date"
             ]  # so that two runs write the same
             del exported.metadata_props[:]
             exported.metadata_props.extend(notes)
             onnx.save(exported, f"{folder}/{family}-{axes}.onnx")
         # Its warm-up would import torchvision, whose compiled part needs CUDA.
-        model.add_callback("on_predict_start", lambda each: setattr(each, "done_warmup", True))
+        model.add_callback("on_predict_start", lambda predictor: setattr(predictor, "done_warmup", True))
         (result,) = model.predict(photo, imgsz=SIDE, rect=False, **THRESHOLDS)
-        names = [result.names[int(each)] for each in result.boxes.cls]
+        names = [result.names[int(index)] for index in result.boxes.cls]
         # RT-DETR's are not limited to the photo.
         sides = result.boxes.xyxy.clamp(torch.zeros(4), torch.tensor([*picture.size] * 2))
-        numbers = [each.numpy().astype(float).round(4).tolist() for each in (result.boxes.conf, sides)]
-        found[family] = list(zip(names, *numbers, strict=True))
-        boxes.write_text(json.dumps(found))
+        numbers = [tensor.numpy().astype(float).round(4).tolist() for tensor in (result.boxes.conf, sides)]
+        objects[family] = list(zip(names, *numbers, strict=True))
+        boxes.write_text(json.dumps(objects))
 
 
 if __name__ == "__main__":
-    main(*(each for each in sys.argv[1:] if each != "--tiny"), is_tiny="--tiny" in sys.argv)
+    main(*(word for word in sys.argv[1:] if word != "--tiny"), is_tiny="--tiny" in sys.argv)

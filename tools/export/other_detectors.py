@@ -24,15 +24,15 @@ def calibrate(torch, network, layers, image) -> None:
         layer.bias.data = -1 - (scores.mean(places) - layer.bias) * factor
         layer.weight.data *= factor
 
-    for each in network.eval().modules():
-        if isinstance(each, torch.nn.BatchNorm2d):
-            each.momentum = None
-            each.train()
+    for module in network.eval().modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+            module.train()
     network(image)
-    hooks = [each.register_forward_hook(scale) for each in layers]
+    hooks = [layer.register_forward_hook(scale) for layer in layers]
     network.eval()(image)
-    for each in hooks:
-        each.remove()
+    for hook in hooks:
+        hook.remove()
 
 
 def of_transformers(picture: Image.Image, folder: Path, family: str) -> list:
@@ -60,9 +60,9 @@ def of_transformers(picture: Image.Image, folder: Path, family: str) -> list:
         backbone = hf.ResNetConfig(**blocks, out_features=["stage4"])
         config = hf.DetrConfig(backbone_config=backbone, use_timm_backbone=False, encoder_layers=2, **sizes)
         network, processor = hf.DetrForObjectDetection(config), hf.DetrImageProcessor()
-        for each in network.model.modules():  # its own small weights would give all queries the same result
-            if isinstance(each, torch.nn.Linear | torch.nn.Embedding):
-                torch.nn.init.normal_(each.weight, std=0.3)
+        for module in network.model.modules():  # its own small weights would give all queries the same result
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                torch.nn.init.normal_(module.weight, std=0.3)
         layers = [network.class_labels_classifier, network.bbox_predictor.layers[-1]]
     else:
         backbone = hf.RTDetrResNetConfig(**blocks, out_features=["stage2", "stage3", "stage4"])
@@ -74,14 +74,14 @@ def of_transformers(picture: Image.Image, folder: Path, family: str) -> list:
         config = hf.RTDetrConfig(backbone_config=backbone, encoder_hidden_dim=64, **sizes)
         network, processor = hf.RTDetrForObjectDetection(config), hf.RTDetrImageProcessor()
         decoder = network.model.decoder
-        for each in (network.model.enc_bbox_head, *decoder.bbox_embed):  # zeros would leave all boxes square
-            torch.nn.init.normal_(each.layers[-1].weight, std=0.1)
+        for block in (network.model.enc_bbox_head, *decoder.bbox_embed):  # zeros would leave all boxes square
+            torch.nn.init.normal_(block.layers[-1].weight, std=0.1)
         layers = [*decoder.class_embed, network.model.enc_score_head]
     pixels = processor(picture, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         calibrate(torch, network, layers, pixels)
         results = network(pixels)
-    (found,) = processor.post_process_object_detection(results, 0.25, target_sizes=[picture.size[::-1]])
+    (objects,) = processor.post_process_object_detection(results, 0.25, target_sizes=[picture.size[::-1]])
     config.save_pretrained(folder)
     processor.save_pretrained(folder)
 
@@ -102,8 +102,8 @@ def of_transformers(picture: Image.Image, folder: Path, family: str) -> list:
         torch.onnx.export(
             Outputs(), (pixels,), path, dynamo=False, opset_version=17, dynamic_axes=free, **names
         )
-    names = [LABELS.get(int(each), str(int(each))) for each in found["labels"]]
-    return list(zip(names, found["scores"].tolist(), found["boxes"].tolist(), strict=True))
+    names = [LABELS.get(int(index), str(int(index))) for index in objects["labels"]]
+    return list(zip(names, objects["scores"].tolist(), objects["boxes"].tolist(), strict=True))
 
 
 def load_torchvision():
@@ -159,10 +159,10 @@ def of_torchvision(picture: Image.Image, folder: Path, family: str) -> list:
     )
     network.score_thresh = 0.05
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
-    layers = [each[-1] for each in network.head.classification_head.module_list]
+    layers = [block[-1] for block in network.head.classification_head.module_list]
     with torch.no_grad():
         calibrate(torch, network, layers, [pixels, pixels.flip(2), pixels.flip(1)])
-        (found,) = network([pixels])
+        (objects,) = network([pixels])
     names = {"input_names": ["images"], "output_names": ["boxes", "scores", "labels"]}
     axes = {"images": {0: "batch", 2: "height", 3: "width"}} | {
         name: {0: "n"} for name in names["output_names"]
@@ -172,8 +172,8 @@ def of_torchvision(picture: Image.Image, folder: Path, family: str) -> list:
         torch.onnx.export(
             network, (pixels[None],), path, dynamo=False, opset_version=17, dynamic_axes=free, **names
         )
-    labels = [str(int(each)) for each in found["labels"]]
-    return list(zip(labels, found["scores"].tolist(), found["boxes"].tolist(), strict=True))
+    labels = [str(int(index)) for index in objects["labels"]]
+    return list(zip(labels, objects["scores"].tolist(), objects["boxes"].tolist(), strict=True))
 
 
 def of_tensorflow(picture: Image.Image, folder: Path, family: str) -> list:
@@ -185,7 +185,7 @@ def of_tensorflow(picture: Image.Image, folder: Path, family: str) -> list:
     layers = tf.keras.layers
     convolutions = [
         layers.Conv2D(filters, 3, strides=2, padding="same", activation="relu", kernel_initializer=start)
-        for filters, start in ((each, tf.keras.initializers.HeNormal(each)) for each in (8, 16, 24, 32))
+        for filters, start in ((size, tf.keras.initializers.HeNormal(size)) for size in (8, 16, 24, 32))
     ]
     start = tf.keras.initializers.RandomNormal(0, 0.8, seed=3)
     sides, scores = layers.Conv2D(4, 1), layers.Conv2D(4, 1, kernel_initializer=start)
@@ -195,40 +195,40 @@ def of_tensorflow(picture: Image.Image, folder: Path, family: str) -> list:
 
     def detect(input_tensor):
         pixels = tf.image.resize(tf.cast(input_tensor, tf.float32), (320, 320)) * (2 / 255) - 1
-        for each in convolutions:
-            pixels = each(pixels)
+        for layer in convolutions:
+            pixels = layer(pixels)
         distances = tf.reshape(sides(pixels), (-1, 400, 4))
         centres = places[None] + distances[..., :2] * 0.02
         halves = 0.12 * tf.exp(tf.clip_by_value(distances[..., 2:], -1, 1)) / 2
         raw = tf.concat([centres - halves, centres + halves], -1)
-        found = tf.image.combined_non_max_suppression(
+        kept = tf.image.combined_non_max_suppression(
             raw[:, :, None], tf.sigmoid(tf.reshape(scores(pixels), (-1, 400, 4)) - 1), 20, 100, 0.5, 0.3
         )
         return {
-            "detection_boxes": found.nmsed_boxes,
-            "detection_scores": found.nmsed_scores,
-            "detection_classes": found.nmsed_classes + 1,
-            "num_detections": tf.cast(found.valid_detections, tf.float32),
+            "detection_boxes": kept.nmsed_boxes,
+            "detection_scores": kept.nmsed_scores,
+            "detection_classes": kept.nmsed_classes + 1,
+            "num_detections": tf.cast(kept.valid_detections, tf.float32),
         }
 
     image = np.array(picture)[None]
-    found = {name: each.numpy()[0] for name, each in detect(image).items()}
+    outputs = {name: tensor.numpy()[0] for name, tensor in detect(image).items()}
     for name, shape in (("fixed", image.shape), ("dynamic", (1, None, None, 3))):
         signature = [tf.TensorSpec(shape, tf.uint8, name="input_tensor")]
         path = folder / f"{family}-{name}.onnx"
         tf2onnx.convert.from_function(tf.function(detect), signature, opset=13, output_path=str(path))
-    boxes = found["detection_boxes"][:, [1, 0, 3, 2]] * np.array([*picture.size] * 2)
-    count, labels = int(found["num_detections"]), found["detection_classes"].astype(int).astype(str)
-    return list(zip(labels, found["detection_scores"].tolist(), boxes.tolist(), strict=True))[:count]
+    boxes = outputs["detection_boxes"][:, [1, 0, 3, 2]] * np.array([*picture.size] * 2)
+    count, labels = int(outputs["num_detections"]), outputs["detection_classes"].astype(int).astype(str)
+    return list(zip(labels, outputs["detection_scores"].tolist(), boxes.tolist(), strict=True))[:count]
 
 
 def main(photo: str, target: str, family: str) -> None:
     """Write the exports and the objects of a family."""
     exports = {"ssdlite": of_torchvision, "tensorflow": of_tensorflow}
     folder, picture = Path(target), Image.open(photo)
-    found = exports.get(family, of_transformers)(picture, folder, family)
+    objects = exports.get(family, of_transformers)(picture, folder, family)
     # Some are not limited to the photo.
-    limited = [(name, score, np.clip(box, 0, [*picture.size] * 2).tolist()) for name, score, box in found]
+    limited = [(name, score, np.clip(box, 0, [*picture.size] * 2).tolist()) for name, score, box in objects]
     (folder / "boxes.json").write_text(json.dumps({family: limited}))
 
 

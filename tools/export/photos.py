@@ -49,13 +49,13 @@ def held_out(folder: Path) -> list[Path]:
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    found = sorted(path for pattern in patterns for path in (folder / "usr").glob(pattern))
-    if not found:
+    paths = sorted(path for pattern in patterns for path in (folder / "usr").glob(pattern))
+    if not paths:
         raise SystemExit(
             f"error: '{folder}/usr': expected photos that match {', '.join(patterns)}, got none; "
             f"fix: delete '{folder}' to download the photos again"
         )
-    return found
+    return paths
 
 
 def crops(photos: list[Path], per_photo: int, seed: int) -> Iterator[np.ndarray]:

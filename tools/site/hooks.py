@@ -76,9 +76,9 @@ def on_post_build(config: MkDocsConfig) -> None:
     """
     for folder, _, names in os.walk(config.site_dir):
         for path in (Path(folder, name) for name in names if name.endswith(".html")):
-            if found := FETCHED.search(path.read_text()):
+            if match := FETCHED.search(path.read_text()):
                 raise PluginError(
-                    f"{path.relative_to(config.site_dir)} fetches from another host: {found[0]}"
+                    f"{path.relative_to(config.site_dir)} fetches from another host: {match[0]}"
                 )
 
 

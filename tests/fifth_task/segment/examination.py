@@ -39,8 +39,8 @@ class MaskExamination:
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the classes in each image."""
-        found = (next(iter(arrays.values())) for arrays in outputs)
-        return Survey(can_batch, results=tuple(tuple(map(int, np.unique(mask))) for mask in found))
+        masks = (next(iter(arrays.values())) for arrays in outputs)
+        return Survey(can_batch, results=tuple(tuple(map(int, np.unique(mask))) for mask in masks))
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]

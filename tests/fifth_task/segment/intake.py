@@ -73,4 +73,4 @@ class Segmentation:
 
     def shown(self, results: Sequence[Any]) -> str:
         """Return the classes of an image."""
-        return ", ".join(f"class {each}" for each in results)
+        return ", ".join(f"class {index}" for index in results)
