@@ -224,6 +224,34 @@ def test_starting_replacement_is_no_other_process(parameters, age_s, called):
     assert world.called == called
 
 
+@cases(
+    without_fallbacks=(test_router.ROUTE, test_router.KEY_V2, ("v2", "12", "route-key")),
+    with_fallbacks=(CHAIN, test_router.KEY_V2, ("v1", "11", "retry")),
+    no_fallback_may_respond=(CHAIN, test_router.TO_V2, ("v2", "12", "variant")),
+)
+def test_variant_that_answers_others_is_tried_until_the_deadline(route, parameters, outcome):
+    """Its other process answers, although Triton gives this request to the dead one six times."""
+    world, deaths = test_router.World(route), iter(range(6))
+    world.replaced.add("m2_0_0")
+
+    def die() -> np.ndarray:
+        world.models["m2"] = lambda: test_router.CAT
+        world.now += 0.1
+        world.send(test_router.TO_V2)
+        world.models["m2"] = die
+        if next(deaths, None) is None:
+            return test_router.CAT
+        raise test_router.dead()
+
+    world.fail_once_each("m2", test_router.dead())
+    world.send(test_router.KEY_V2)
+    world.now += 1.0
+    world.models["m2"] = die
+
+    assert world.send(parameters).outcome == outcome
+    assert world.count("breaker_state", variant="v2") == 0
+
+
 def test_answer_is_the_last_rung():
     world = answering(CHAIN)
     for model in ("m1", "m2", "m3"):

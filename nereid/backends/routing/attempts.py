@@ -111,8 +111,9 @@ class Breaker:
 
 # A death seen longer ago than this says nothing about the instance's current process.
 DEATH_COUNTS_S = 10.0
-# A request is sent to at most this many dead instances. Each costs a second in Triton 24.10, and the
-# supervisor has replaced them after two.
+# A request is sent to at most this many dead instances while no other one answers, or if it has a fallback.
+# Each costs a second in Triton 24.10, and the supervisor needs one or two, on a busy machine four, to replace
+# them.
 MAX_DEATHS = 3
 # In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one: as many as
 # wait for one process.
@@ -225,8 +226,10 @@ class VariantHealth:
         admitted = attempt.admitted
         admitted.deaths += 1
         if admitted.deaths > MAX_DEATHS:
-            self.breaker.trip(now)  # the running processes do not answer
-            return False
+            if is_silent := self.answered_at < admitted.begin:
+                self.breaker.trip(now)
+            if is_silent or (attempt.has_fallbacks and attempt.queue):
+                return False
         if now >= attempt.deadline:
             return False
         return not self.could_have_received(attempt, instance) or self.may_send_suspect(admitted, now)
