@@ -37,18 +37,18 @@ def passages(
     boxes = [*(line.box for line in printed), *(line.box for line in read)]
     parent = list(range(len(boxes)))
 
-    def root(place: int) -> int:
-        while parent[place] != place:
-            place = parent[place]
-        return place
+    def root(node: int) -> int:
+        while parent[node] != node:
+            node = parent[node]
+        return node
 
     for first in range(len(printed)):
         for second in range(len(printed), len(boxes)):
             if _overlap(boxes[first], boxes[second]):
                 parent[root(first)] = root(second)
     groups: dict[int, tuple[list[Printed], list[RecognisedLine]]] = {}
-    for place, line in enumerate((*printed, *read)):
-        group = groups.setdefault(root(place), ([], []))
+    for index, line in enumerate((*printed, *read)):
+        group = groups.setdefault(root(index), ([], []))
         (group[0] if isinstance(line, Printed) else group[1]).append(line)  # type: ignore[arg-type]
     return [
         Passage(_joined(ours), _joined(theirs))

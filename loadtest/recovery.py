@@ -58,7 +58,7 @@ def is_unanswered(failure: Failure) -> bool:
 def _kill(running: servers.Supervised, model: str, pid: int) -> Outage:
     """Kill a process under load."""
     answered: list[Span] = []
-    url = running.record.url
+    url = running.server_info.url
     with Traffic(classifiers(url, model, CONCURRENCY, PER_S, TIMEOUT_S, answered=answered)) as traffic:
         time.sleep(BEFORE_S)
         killed_s = time.monotonic()
@@ -103,11 +103,11 @@ def summarise(outcomes: Mapping[str, list[Outage]]) -> list[record.Row]:
 def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[Outage]]) -> None:
     folder.mkdir()
     with servers.supervised(repository, folder, os.environ) as running:
-        server_pid = running.record.pid
+        server_pid = running.server_info.pid
         for model in sorted({stub.model for stub in stub_processes.find(server_pid, repository)}):
             victim = next(stub for stub in stub_processes.find(server_pid, repository) if stub.model == model)
             outcomes[model].append(_kill(running, model, victim.process.pid))
-        outcomes[SERVER].append(_kill(running, PUBLIC_NAME, running.record.pid))
+        outcomes[SERVER].append(_kill(running, PUBLIC_NAME, running.server_info.pid))
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadtest import record
 from nereid.base.processes import available_cores
-from nereid.models.rollout.judge import EventLimit, Outcome, PairCounts, StepJudge, StepLimits, Tally
+from nereid.models.rollout.judge import EventCount, EventLimit, PairCounts, StepJudge, StepLimits, StepOutcome
 from nereid.models.rollout.plan import BOUNDS
 
 # A look has 1,000 requests; a step takes at least 12 looks, and is inconclusive after 600.
@@ -80,7 +80,7 @@ CANDIDATES = {
 class End:
     """The end of one rollout: its outcome, its requests, and whether the test with peeking rolled it back."""
 
-    outcome: Outcome
+    outcome: StepOutcome
     requests: int
     candidate_requests: int
     is_rolled_back_by_fixed: bool
@@ -94,22 +94,22 @@ def rollout(candidate: Service, seed: int) -> End:
     control = Service(CONTROL.error_rate, stalled_part=candidate.stalled_part)
     for share in SHARES:
         step = StepJudge(OBJECTIVES, share, BOUNDS)
-        outcome, stalled = Outcome.CONTINUE, [0, 0]
+        outcome, stalled = StepOutcome.CONTINUE, [0, 0]
         for number in range(MAX_POLLS):
-            for place in range(2):
+            for index in range(2):
                 begins = rng.random() < candidate.stalled_part / STALL_LOOKS
-                stalled[place] = STALL_LOOKS if begins else max(0, stalled[place] - 1)
+                stalled[index] = STALL_LOOKS if begins else max(0, stalled[index] - 1)
             look, errors = _draw(rng, (candidate, control), stalled, share)
             step.add(look)
             totals += errors
             spent, ours = spent + RATE, ours + int(errors[0, 0])
             peeked = peeked or _fixed(totals)
             outcome = step.verdict(is_over=number + 1 >= MIN_LOOKS).outcome
-            if outcome != Outcome.CONTINUE:
+            if outcome != StepOutcome.CONTINUE:
                 break
-        if outcome != Outcome.PASS:
+        if outcome != StepOutcome.PASS:
             return End(outcome, spent, ours, peeked)
-    return End(Outcome.PASS, spent, ours, peeked)
+    return End(StepOutcome.PASS, spent, ours, peeked)
 
 
 def _draw(
@@ -127,12 +127,12 @@ def _draw(
 
 def _requests(
     rng: np.random.Generator, service: Service, is_stalled: bool, requests: int
-) -> tuple[Tally, Tally, list[int]]:
+) -> tuple[EventCount, EventCount, list[int]]:
     """Return the errors, the slow requests and the latency buckets of some requests."""
     failed = int(rng.binomial(requests, service.error_rate))
     buckets = rng.multinomial(requests - failed, service.buckets(is_stalled))
     late = int(buckets[BOUNDS.index(SLOW_S) + 1 :].sum())
-    return Tally(requests, failed), Tally(requests - failed, late), buckets.tolist()
+    return EventCount(requests, failed), EventCount(requests - failed, late), buckets.tolist()
 
 
 def _fixed(totals: np.ndarray) -> bool:
@@ -150,8 +150,8 @@ def summarise(name: str, ends: list[End]) -> record.Row:
     return {
         "candidate": name,
         "rollouts": len(ends),
-        "rolled_back": share.count(Outcome.FAIL) / len(ends),
-        "promoted": share.count(Outcome.PASS) / len(ends),
+        "rolled_back": share.count(StepOutcome.FAIL) / len(ends),
+        "promoted": share.count(StepOutcome.PASS) / len(ends),
         "median": int(np.median(requests)),
         "p95": int(np.percentile(requests, 95)),
         "candidates": int(np.median([end.candidate_requests for end in ends])),

@@ -43,15 +43,15 @@ class Supervised:
     repository: Path
 
     @property
-    def record(self) -> run_dir.ServerRecord:
+    def server_info(self) -> run_dir.ServerInfo:
         """The present server; a restart replaces it."""
-        record = run_dir.find(run_dir.root(self.environment), self.repository)
-        assert record is not None, "nereid serve ended"
-        return record
+        server_info = run_dir.find(run_dir.root(self.environment), self.repository)
+        assert server_info is not None, "nereid serve ended"
+        return server_info
 
     def is_ready(self) -> bool:
         """Check whether the supervisor reports that the server is ready."""
-        url = f"http://{self.record.health_url}/readyz"
+        url = f"http://{self.server_info.health_url}/readyz"
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=END_S) as response:
             return bool(response.status == HTTPStatus.OK)
         return False
@@ -68,9 +68,9 @@ def served(
     """Start a server and wait until it is ready; several servers may share a folder for their files."""
     ports = Ports(*free_ports(3))
     options = TritonOptions(repository, profile, ports=ports, flags=tuple(flags))
-    own = folder / f"server-{ports.http}"
-    own.mkdir()
-    with EmbeddedServer(options, own, environment) as server:
+    server_folder = folder / f"server-{ports.http}"
+    server_folder.mkdir()
+    with EmbeddedServer(options, server_folder, environment) as server:
         yield server
 
 

@@ -64,13 +64,13 @@ class TestDetector:
         return network(nodes, [value("image", "FP32", [first, 3, SIDE, SIDE])], results, weights)
 
     def _sized(self) -> np.ndarray:
-        boxes = np.array([thing[0] for thing in self.objects], np.float32).reshape(-1, 4)
+        boxes = np.array([detected[0] for detected in self.objects], np.float32).reshape(-1, 4)
         return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
 
     def _rows(self, anchors: int) -> np.ndarray:
         rows = np.zeros((anchors, 5 + len(CLASSES)), np.float32)
-        for place, (sized, (_, score, index)) in enumerate(zip(self._sized(), self.objects, strict=True)):
-            rows[place, :4], rows[place, 4], rows[place, 5 + index] = sized, 1, score
+        for row_index, (sized, (_, score, index)) in enumerate(zip(self._sized(), self.objects, strict=True)):
+            rows[row_index, :4], rows[row_index, 4], rows[row_index, 5 + index] = sized, 1, score
         return rows
 
     def _yolov5(self) -> dict[str, np.ndarray]:
@@ -81,10 +81,10 @@ class TestDetector:
 
     def _yolox(self) -> dict[str, np.ndarray]:
         rows, cells = np.zeros((CELLS, 5 + len(CLASSES)), np.float32), np.array(CELL_PLACES)
-        for place, row in enumerate(self._rows(len(self.objects))):
+        for object_index, row in enumerate(self._rows(len(self.objects))):
             # An object is on the first free cell of the grid whose stride is its width.
             stride = row[2] if row[2] in STRIDES_PX else STRIDES_PX[0]
-            at = np.flatnonzero(cells[:, 2] == stride)[place]
+            at = np.flatnonzero(cells[:, 2] == stride)[object_index]
             rows[at] = row
             rows[at, :2] = row[:2] / stride - cells[at, :2]
             rows[at, 2:4] = np.log(row[2:4] / stride)
@@ -94,8 +94,8 @@ class TestDetector:
         logits = np.full((10, columns), -1000, np.float32)
         boxes = np.full((10, 4), 0.5, np.float32)
         boxes[: len(self.objects)] = self._sized() / SIDE
-        for place, (_, score, index) in enumerate(self.objects):
-            logits[place, index] = 1000 if score == 1 else np.log(score / (1 - score))
+        for query_index, (_, score, index) in enumerate(self.objects):
+            logits[query_index, index] = 1000 if score == 1 else np.log(score / (1 - score))
         return {"logits": logits, "pred_boxes": boxes}
 
     def _detr(self) -> dict[str, np.ndarray]:
@@ -119,8 +119,8 @@ class TestDetector:
 
     def _yolonas(self) -> dict[str, np.ndarray]:
         rows = self._rows(CELLS)
-        for place, (box, _, _) in enumerate(self.objects):
-            rows[place, :4] = box
+        for row_index, (box, _, _) in enumerate(self.objects):
+            rows[row_index, :4] = box
         return {"904": rows[:, :4].copy(), "913": rows[:, 5:].copy()}
 
     def _tensorflow(self) -> dict[str, np.ndarray]:
@@ -138,8 +138,8 @@ class TestDetector:
         count = len(self.objects)
         boxes, scores = np.full((20, 4), 7, np.float32), np.full(20, 0.9, np.float32)
         classes = np.arange(20) % 2
-        for place, (box, score, index) in enumerate(self.objects):
-            boxes[place], scores[place], classes[place] = box, score, index
+        for position, (box, score, index) in enumerate(self.objects):
+            boxes[position], scores[position], classes[position] = box, score, index
         arrays = {"boxes": boxes, "scores": scores, "classes": classes}
         return {"num_dets": np.array([count], np.int64)} | {f"det_{name}": x for name, x in arrays.items()}
 

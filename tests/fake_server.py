@@ -18,9 +18,9 @@ from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed
 from nereid.models.routes.location import find_routes, read_state
-from nereid.repository.layout import model_folders, served_versions, steps_of
+from nereid.repository.repository_index import model_folders, served_versions, steps_of
 from nereid.server.ports import Ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests.http_receiver import receiving
 
 # Not `fsync`: what a killed process has written stays, synchronised or not.
@@ -92,7 +92,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         for location in find_routes(self.repository):
             state = read_state(location)
             if all(entry.version in self.loaded.get(entry.model, ()) for entry in state.route().variants):
-                self._in_use[location.name] = sha256(state.text or b"").hexdigest()
+                self._in_use[location.name] = sha256(state.content or b"").hexdigest()
             labels = f'model_instance="0",route="{location.name}",sha256="{self._in_use.get(location.name)}"'
             samples[f"served_since_seconds{{{labels}}}"] = 1
         return "".join(f"{ROUTE_PREFIX}{name} {value}\n" for name, value in samples.items())
@@ -103,7 +103,7 @@ def _text(folder: Path) -> str:
 
 
 @contextmanager
-def running(server: FakeServer, ports: Ports | None = None) -> Iterator[ServerRecord]:
+def running(server: FakeServer, ports: Ports | None = None) -> Iterator[ServerInfo]:
     front = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, front)
     port = front.add_insecure_port(f"127.0.0.1:{ports.grpc if ports else 0}")
@@ -111,7 +111,7 @@ def running(server: FakeServer, ports: Ports | None = None) -> Iterator[ServerRe
         front.start()
         open_ports = Ports(http=1, grpc=port, metrics=int(address.rpartition(":")[2]))
         try:
-            yield ServerRecord(os.getpid(), "127.0.0.1", open_ports, str(server.repository), "", "")
+            yield ServerInfo(os.getpid(), "127.0.0.1", open_ports, str(server.repository), "", "")
         finally:
             front.stop(None).wait()
 

@@ -23,8 +23,8 @@ from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.app import create_app
 from nereid.gateway.keys import SCOPES, Key, Scope
 from nereid.gateway.models import Models, PreviewRefused
-from nereid.gateway.route_control import RolloutOrder, RouteState, VariantState
-from nereid.gateway.settings import Settings
+from nereid.gateway.route_control import RolloutCommand, RouteState, VariantState
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import build
 from nereid.tasks.classify.result import Label, Prediction
 from nereid.tasks.detect.result import DETECTIONS, Detection
@@ -44,7 +44,7 @@ ROUTE = RouteState(
 )
 # Below the sizes of the sample photos, so that tests reach the limits.
 SOURCE = ("variant", "version", "reason")
-SMALL = Settings(
+SMALL = GatewaySettings(
     max_body_bytes=1000, max_buffered_bytes=3000, max_pixels=10_000, max_side_px=500, max_images=3
 )
 
@@ -69,12 +69,12 @@ class Upstream:
             if method == "GET":
                 described = [{"name": name} for name in outputs_of(self.outcome)]
                 return HttpResponse(200, {}, json.dumps({"name": "", "outputs": described}).encode())
-            document, given = json.loads(body[0]), {name.decode(): value.decode() for name, value in headers}
+            document, fields = json.loads(body[0]), {name.decode(): value.decode() for name, value in headers}
             options = {"request_id": document["id"], "headers": {}}
             for output in document["outputs"]:
                 options["top_k"] = output["parameters"].get("classification", 0) or options.get("top_k")
             names = {header: name for name, header in OPTION_HEADERS.items()}
-            for name, value in given.items():
+            for name, value in fields.items():
                 if name in names:
                     options[names[name]] = value
                 elif name not in ("content-type", "inference-header-content-length"):
@@ -117,7 +117,7 @@ def outputs_of(result: Any) -> dict[str, Any]:
             return outputs | {"field": [json.dumps(_field(field)) for field in result.fields]}
         case Detection():
             return outputs | {
-                name: [getattr(thing, name) for thing in result.objects] for name in DETECTIONS.outputs
+                name: [getattr(detected, name) for detected in result.objects] for name in DETECTIONS.outputs
             }
         case Embedding():
             return outputs | {"embedding": result.vector}
@@ -153,13 +153,13 @@ class Control:
             raise invalid_request("no variant 'v9'")
         return ROUTE
 
-    def order_rollout(
-        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    def issue_rollout_command(
+        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
     ) -> RouteState:
         assert author
         if candidate == "v9":
             raise invalid_request("unknown candidate 'v9'")
-        if order == "start" and steps:
+        if command == "start" and steps:
             raise Failure("conflict", "cannot start a rollout of 'v1'")
         return ROUTE
 
@@ -228,7 +228,7 @@ def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:
 RING, NO_KEYS = Ring({scope: key(scope, scope) for scope in SCOPES}), Ring()
 
 
-def gateway(upstream: Any, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
+def gateway(upstream: Any, settings: GatewaySettings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
     return build(settings, keys, Models("classify", Source(route), upstream))
 
 

@@ -10,8 +10,8 @@ WORDS = ["EXPRESS PARCEL", "RA123456785CN", "Weight 2.50 kg"]
 def label(*words: str) -> Image.Image:
     picture = Image.new("RGB", (900, 500), "white")
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(48)
-    for place, word in enumerate(words):
-        pen.text((60, 40 + 140 * place), word, fill="black", font=font)
+    for index, word in enumerate(words):
+        pen.text((60, 40 + 140 * index), word, fill="black", font=font)
     return picture
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from tests.conftest import ROOT
 from tools.metrics_page import families
 
@@ -116,7 +116,7 @@ def scaling() -> list[Query]:
     keda = read("kubernetes/scaling/keda/autoscaler.yaml")
     texts = {f"HPA {rule['name']['as']}": rule["metricsQuery"] for rule in adapter["rules"]["external"]}
     texts |= {
-        f"KEDA {place}": entry["metadata"]["query"] for place, entry in enumerate(keda["spec"]["triggers"])
+        f"KEDA {index}": entry["metadata"]["query"] for index, entry in enumerate(keda["spec"]["triggers"])
     }
     return [
         Query(where, re.sub(r'\{(<<\.LabelMatchers>>|namespace="\w+")\}', "", query))

@@ -154,7 +154,7 @@ def connect(
     return CLIENTS[protocol].InferenceServerClient(f"{options.host}:{getattr(options.ports, protocol)}")
 
 
-def given(protocol: str, name: str, array: np.ndarray) -> Any:
+def client_input(protocol: str, name: str, array: np.ndarray) -> Any:
     """Return a client's input with the values of an array."""
     made = CLIENTS[protocol].InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     made.set_data_from_numpy(array)
@@ -170,10 +170,10 @@ def infer(
     **options: Any,
 ) -> Arrays:
     """Return a served model's response by output name; `options` are the client's, no `outputs` are all."""
-    tensors = [given(protocol, *item) for item in inputs.items()]
-    wanted = [CLIENTS[protocol].InferRequestedOutput(name) for name in outputs] or None
+    tensors = [client_input(protocol, *item) for item in inputs.items()]
+    requested = [CLIENTS[protocol].InferRequestedOutput(name) for name in outputs] or None
     with connect(server, protocol) as client:
-        return arrays_of(client.infer(model, tensors, outputs=wanted, **options))
+        return arrays_of(client.infer(model, tensors, outputs=requested, **options))
 
 
 def arrays_of(result: Any) -> Arrays:

@@ -26,7 +26,7 @@ class Span:
     begin_ns: int
     end_ns: int
     is_error: bool
-    about: dict[str, Any]
+    attributes: dict[str, Any]
     links: tuple[tuple[str, str], ...]
 
 

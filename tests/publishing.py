@@ -15,7 +15,7 @@ from nereid.models.publish.add import AddProposal, AddRequest, add
 from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import Published, publish
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests import routes
 from tests.networks import Dims, constant, network, value
 from tests.routes import ALL_VERSIONS, NETWORK, document, store_adding, store_ensemble, store_router, variant
@@ -61,9 +61,9 @@ def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
     routes.replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
 
 
-def record_of(server: EmbeddedServer) -> ServerRecord:
+def server_info_of(server: EmbeddedServer) -> ServerInfo:
     options = server.options
-    return ServerRecord(
+    return ServerInfo(
         server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
     )
 
@@ -75,9 +75,9 @@ def candidate(folder: Path, number: float) -> Path:
 
 
 def publish_number(
-    repository: Path, folder: Path, record: ServerRecord | None, number: float, **options: Any
+    repository: Path, folder: Path, server_info: ServerInfo | None, number: float, **options: Any
 ) -> Published:
-    return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)
+    return publish(repository, NET, candidate(folder, number), server_info, OTHER_ANSWERS, **options)
 
 
 def propose(repository: Path, request: AddRequest) -> AddProposal:

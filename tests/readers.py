@@ -44,8 +44,8 @@ def page(lines: Sequence[str] = LINES, size_px: int = 32, width: int = 640) -> I
     image = Image.new("RGB", (width, 40 + len(lines) * 2 * size_px), "white")
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default(size_px)
-    for place, line in enumerate(lines):
-        draw.text((30, 20 + place * 2 * size_px), line, "black", font)
+    for index, line in enumerate(lines):
+        draw.text((30, 20 + index * 2 * size_px), line, "black", font)
     return image
 
 

@@ -46,7 +46,7 @@ def assert_same_objects(folder: Path, family: str, axes: str, repository: Path) 
     objects = propose(repository, request).results[photo.name]
     known = json.loads((folder / "boxes.json").read_text())[family]
     assert len(objects) == SHOWN
-    for thing in objects:
-        same = [row for row in known if row[0] == thing["label"]]
-        rows = [row for row in same if thing["score"] == pytest.approx(row[1], abs=0.01)]
-        assert any(thing["box"] == pytest.approx(box, abs=1) for *_, box in rows), (thing, rows or known)
+    for found in objects:
+        same = [row for row in known if row[0] == found["label"]]
+        rows = [row for row in same if found["score"] == pytest.approx(row[1], abs=0.01)]
+        assert any(found["box"] == pytest.approx(box, abs=1) for *_, box in rows), (found, rows or known)

@@ -25,9 +25,9 @@ def raw(target: Path, is_softmax: bool = True, characters: Sequence[str] | None 
     Its metadata have `characters`, None for its own; returns the latter.
     """
     model = onnx.load(ADAPTED)
-    own = characters_of(model)
+    original_characters = characters_of(model)
     (top,) = [node for node in model.graph.node if node.op_type == "TopK"]
-    name, classes = top.input[0], len(own) + 2
+    name, classes = top.input[0], len(original_characters) + 2
     (last,) = [node for node in model.graph.node if list(node.output) == [name]]
     picked = [node for node in model.graph.node if node.input[0] in top.output]
     dropped = [top, *picked, *(() if is_softmax else (last,))]
@@ -40,7 +40,7 @@ def raw(target: Path, is_softmax: bool = True, characters: Sequence[str] | None 
         write_characters(model, characters)
     onnx.checker.check_model(model)
     onnx.save(model, target)
-    return own
+    return original_characters
 
 
 def retrained(target: Path) -> Path:

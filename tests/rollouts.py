@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from nereid.models.rollout import orders
+from nereid.models.rollout import commands
 from nereid.models.rollout.plan import RolloutPlan, make_plan
 from nereid.models.rollout.rollout_journal import Rollout, RolloutJournals
 from nereid.models.routes.location import find_route, read_state
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests.routes import document, variant
 
 ROUTE = "r"
@@ -24,8 +24,8 @@ def before(**more: Any) -> dict[str, Any]:
 class Rollouts:
     """The rollouts on a server; `values` are those of their plans that differ from QUICK."""
 
-    def __init__(self, repository: Path, record: ServerRecord, **values: Any) -> None:
-        self.record, self.location = record, find_route(repository)
+    def __init__(self, repository: Path, server_info: ServerInfo, **values: Any) -> None:
+        self.server_info, self.location = server_info, find_route(repository)
         self._values = QUICK | values
 
     @property
@@ -39,4 +39,4 @@ class Rollouts:
         return make_plan(**self._values | changed)
 
     def start(self, **changed: Any) -> Rollout:
-        return orders.start(self.location, self.plan(**changed), self.record)
+        return commands.start(self.location, self.plan(**changed), self.server_info)

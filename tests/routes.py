@@ -20,10 +20,10 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
-from nereid.base import metrics_page
-from nereid.base.metrics_page import MetricSamples
+from nereid.base import prometheus_text
+from nereid.base.prometheus_text import MetricSamples
 from nereid.server.embedded_server import EmbeddedServer
-from tests.networks import ONE_INSTANCE, connect, given, serve, store, tensor, written
+from tests.networks import ONE_INSTANCE, client_input, connect, serve, store, tensor, written
 
 # Far longer than any wait should take.
 WATCHDOG_S = 180
@@ -184,11 +184,11 @@ def replace(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
-def wait_until(is_true: Callable[[], Any], what: str = "condition", timeout_s: float = WATCHDOG_S) -> Any:
+def wait_until(is_true: Callable[[], Any], event: str = "condition", timeout_s: float = WATCHDOG_S) -> Any:
     """Wait for a condition and return its true value; fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (outcome := is_true()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        assert time.monotonic() < deadline, f"{event}: not within {timeout_s} s"
         time.sleep(0.02)
     return outcome
 
@@ -239,7 +239,7 @@ class RouteServer:
         """Send X, or `x`; returns the client's own result."""
         # The HTTP client adds its own to the headers it is given.
         options["headers"] = dict(options.get("headers", {}))
-        tensors = [given(protocol, "x", options.pop("x", X))]
+        tensors = [client_input(protocol, "x", options.pop("x", X))]
         return self.client(protocol).infer(model, tensors, outputs=outputs or None, **options)
 
     def send(self, model: str, protocol: str = "grpc", **options: Any) -> RouteResponse:
@@ -272,7 +272,7 @@ class RouteServer:
         return self.metrics().total(ROUTE_PREFIX + name, labels)
 
     def metrics(self) -> MetricSamples:
-        page = metrics_page.fetch(f"127.0.0.1:{self.server.options.ports.metrics}", WATCHDOG_S)
+        page = prometheus_text.fetch(f"127.0.0.1:{self.server.options.ports.metrics}", WATCHDOG_S)
         return MetricSamples.parse(page, (ROUTE_PREFIX,))
 
     def wait_metric(self, expected: float, name: str, **labels: str) -> None:

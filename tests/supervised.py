@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from nereid.backends.triton import stub_processes
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.assets import COFFEE
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
 from tests.commands import captured
-from tests.networks import CLIENTS, given, tensor
+from tests.networks import CLIENTS, client_input, tensor
 from tests.routes import WATCHDOG_S, wait_until
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
@@ -84,10 +84,10 @@ class Served:
         self.ports = json.loads((folder / "ready").read_text())
 
     @property
-    def record(self) -> run_dir.ServerRecord:
-        record: run_dir.ServerRecord
-        record = wait_until(lambda: run_dir.find(self.base, self.repository), "server.json")
-        return record
+    def server_info(self) -> run_dir.ServerInfo:
+        server_info: run_dir.ServerInfo
+        server_info = wait_until(lambda: run_dir.find(self.base, self.repository), "server.json")
+        return server_info
 
     @property
     def log(self) -> str:
@@ -95,20 +95,22 @@ class Served:
 
     @property
     def environment(self) -> dict[str, str]:
-        own = {"XDG_RUNTIME_DIR": str(self._folder), "NEREID_REPOSITORY": str(self.repository)}
-        return os.environ | own
+        variables = {"XDG_RUNTIME_DIR": str(self._folder), "NEREID_REPOSITORY": str(self.repository)}
+        return os.environ | variables
 
     def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return nereid(*words, **self.environment)
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
-        return [stub for stub in stub_processes.find(self.record.pid, self.repository) if stub.model == model]
+        return [
+            stub for stub in stub_processes.find(self.server_info.pid, self.repository) if stub.model == model
+        ]
 
     def page(self, path: str) -> tuple[int, str]:
-        return metrics_page.get(f"127.0.0.1:{self.ports['health']}", path, WATCHDOG_S)
+        return prometheus_text.get(f"127.0.0.1:{self.ports['health']}", path, WATCHDOG_S)
 
     def triton_page(self) -> str:
-        return metrics_page.fetch(self.record.url("metrics"), WATCHDOG_S)
+        return prometheus_text.fetch(self.server_info.url("metrics"), WATCHDOG_S)
 
     def is_ready(self) -> bool:
         return self.page("/readyz")[0] == 200
@@ -140,7 +142,7 @@ class Calls:
 def image_input(protocol: str, *images: bytes) -> Any:
     """Return a batch of images as an input, by default of the sample photo."""
     rows = [[image] for image in images or [COFFEE.read_bytes()]]
-    return given(protocol, "image", np.array(rows, object))
+    return client_input(protocol, "image", np.array(rows, object))
 
 
 @contextmanager

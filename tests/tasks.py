@@ -47,20 +47,20 @@ def check_classes(result: Any) -> None:
 
 def check_objects(result: Any) -> None:
     objects = field(result, "objects")
-    assert [field(thing, "label") for thing in objects] == [CLASSES[index] for _, _, index in KNOWN]
-    numbers = [[field(thing, "score"), *field(thing, "box")] for thing in objects]
-    wanted = [[score, *(2 * side for side in box)] for box, score, _ in KNOWN]
-    assert numbers == [pytest.approx(row, abs=1e-4) for row in wanted]
+    assert [field(detected, "label") for detected in objects] == [CLASSES[index] for _, _, index in KNOWN]
+    numbers = [[field(detected, "score"), *field(detected, "box")] for detected in objects]
+    expected = [[score, *(2 * side for side in box)] for box, score, _ in KNOWN]
+    assert numbers == [pytest.approx(row, abs=1e-4) for row in expected]
 
 
 def check_lines(result: Any) -> None:
     lines = field(result, "lines")
     assert [field(line, "text") for line in lines] == WORDS
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         assert 0.8 < field(line, "confidence") <= 1
         (left, top), _, (right, bottom), _ = field(line, "box")
         assert 40 < left < 70
-        assert 30 + 140 * place < top < bottom < 130 + 140 * place
+        assert 30 + 140 * index < top < bottom < 130 + 140 * index
         assert 300 < right < 600
 
 

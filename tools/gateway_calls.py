@@ -23,7 +23,7 @@ from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import FixedModels
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 
 WARM_UP, SETTLED_S = 50, 0.05
 PATHS = {"REST": "/predict", "v2 over HTTP": "/v2/models/classify/infer"}
@@ -36,7 +36,7 @@ HEAD = (
 
 def measure(url: str) -> None:
     """Print the counts of one request of each protocol, and its calls by module."""
-    gateway = create_gateway(Settings(url), KeyRing(), FixedModels(("classify",), url))
+    gateway = create_gateway(GatewaySettings(url), KeyRing(), FixedModels(("classify",), url))
     app = create_app(gateway)
     config = uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="error", proxy_headers=False)
     server = uvicorn.Server(config)
@@ -59,9 +59,9 @@ def measure(url: str) -> None:
         post(client, path)
         time.sleep(SETTLED_S)
         loop.call_soon_threadsafe(sys.setprofile, None)
-        for own in ("nereid.gateway", "nereid.", ""):
-            counts = [count for module, count in entered.items() if module.startswith(own)]
-            print(f"{name}, {own or 'in all'}: {len(counts)} modules, {sum(counts)} calls")
+        for prefix in ("nereid.gateway", "nereid.", ""):
+            counts = [count for module, count in entered.items() if module.startswith(prefix)]
+            print(f"{name}, {prefix or 'in all'}: {len(counts)} modules, {sum(counts)} calls")
         print(*(f"  {count:4} {module}" for module, count in entered.most_common()), sep="\n")
     server.should_exit = True
 

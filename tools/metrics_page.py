@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nereid.backends.triton import metrics
 from nereid.base.assets import CHECKOUT
-from nereid.base.metrics_page import MetricSpec
+from nereid.base.prometheus_text import MetricSpec
 from nereid.base.tracing import collector
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.insight.drift import monitor

@@ -165,7 +165,7 @@ def brackets(extras: Sequence[str]) -> str:
 
 
 def collect(
-    own: Wheel,
+    own_wheel: Wheel,
     extras: Sequence[str],
     python: str,
     folder: Path,
@@ -179,22 +179,24 @@ def collect(
     Raises:
         OperationFailed: a package is missing, or has no wheel for the target.
     """
-    wanted = [Requirement(f"{own.name}{brackets(extras)}"), Requirement("pip")]
+    requested = [Requirement(f"{own_wheel.name}{brackets(extras)}"), Requirement("pip")]
     missing: tuple[str, ...] = ()
     for number in range(MAX_PASSES):
-        download([f"{own.path}{brackets(extras)}", "pip", *missing], python, into := folder / f"pass{number}")
+        download(
+            [f"{own_wheel.path}{brackets(extras)}", "pip", *missing], python, into := folder / f"pass{number}"
+        )
         wheels = read_wheels(into)
-        closure = close(wheels, wanted, target_environment(python))
+        closure = close(wheels, requested, target_environment(python))
         if not closure.missing:
             return {name: wheels[name] for name in sorted(closure.needed)}
         missing = tuple(dict.fromkeys((*missing, *closure.missing)))
     raise OperationFailed(f"incomplete bundle: expected wheels for {', '.join(closure.missing)}, got none")
 
 
-def bundle_name(own: Wheel, python: str, wheels: Sequence[Wheel]) -> str:
+def bundle_name(own_wheel: Wheel, python: str, wheels: Sequence[Wheel]) -> str:
     """Return the name of the bundle with the tags of its target, which the installer compares."""
     glibc = max([5, *(wheel.glibc for wheel in wheels)])
-    return f"nereid-offline-{own.version}-cp{python.replace('.', '')}-manylinux_2_{glibc}_x86_64"
+    return f"nereid-offline-{own_wheel.version}-cp{python.replace('.', '')}-manylinux_2_{glibc}_x86_64"
 
 
 def write_bundle(
@@ -235,12 +237,14 @@ def build(extras: str, python: str, part_bytes: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".wheels-") as work:
         print("building the wheel of the checkout …", flush=True)
-        own = build_own_wheel(Path(work))
-        chosen = parse_extras(extras, own.extras)
+        own_wheel = build_own_wheel(Path(work))
+        chosen = parse_extras(extras, own_wheel.extras)
         print(f"downloading wheels for Python {python}, extras {','.join(chosen) or 'none'} …", flush=True)
-        wheels = collect(own, chosen, python, Path(work))
-        requirements = f"{own.name}{brackets(chosen)}=={own.version}\npip=={wheels['pip'].version}\n"
-        name = bundle_name(own, python, [*wheels.values()])
+        wheels = collect(own_wheel, chosen, python, Path(work))
+        requirements = (
+            f"{own_wheel.name}{brackets(chosen)}=={own_wheel.version}\npip=={wheels['pip'].version}\n"
+        )
+        name = bundle_name(own_wheel, python, [*wheels.values()])
         parts = write_bundle(name, [file.path for file in wheels.values()], requirements, folder, part_bytes)
     size = format_bytes(sum(path.stat().st_size for path in parts))
     print(f"{len(wheels)} packages, {size} in {len(parts)} parts: {folder}")

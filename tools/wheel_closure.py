@@ -75,10 +75,10 @@ def target_environment(python: str) -> dict[str, str]:
 
 
 def close(
-    wheels: Mapping[str, Wheel], wanted: Iterable[Requirement], environment: Mapping[str, str]
+    wheels: Mapping[str, Wheel], requested: Iterable[Requirement], environment: Mapping[str, str]
 ) -> Closure:
-    """Follow the requirements of `wanted` through the wheels, as a target with `environment` will."""
-    waiting, seen, needed, missing = list(wanted), set(), set(), []
+    """Follow the requirements of `requested` through the wheels, as a target with `environment` will."""
+    waiting, seen, needed, missing = list(requested), set(), set(), []
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)

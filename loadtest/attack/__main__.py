@@ -123,7 +123,7 @@ def main() -> int:
         secret, steady = (key_changes.add(keys, name, ["infer"], None) for name in ("attacker", "steady"))
         words = ("--guard", "--keys", str(keys))
         with servers.supervised(REPOSITORY, folder, os.environ, words) as running:
-            ports = running.record.ports
+            ports = running.server_info.ports
             front = Front(ports.http, ports.grpc, secret)
             for _ in range(args.rounds):
                 for count, rounds in outcomes.items():

@@ -117,16 +117,16 @@ def call_infer(front: Front, request: v2.ModelInferRequest) -> str:
 
 def image_input(**changed: Any) -> dict[str, Any]:
     """Return an inference request with changes to its only input."""
-    given = {"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": ["x"], **changed}
-    return {"inputs": [{name: value for name, value in given.items() if value is not None}]}
+    fields = {"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": ["x"], **changed}
+    return {"inputs": [{name: value for name, value in fields.items() if value is not None}]}
 
 
 def message(**changed: Any) -> v2.ModelInferRequest:
     """Return a request over gRPC with changes to its only input."""
-    given = {"name": "image", "shape": [1, 1], "datatype": "BYTES", **changed}
+    fields = {"name": "image", "shape": [1, 1], "datatype": "BYTES", **changed}
     image = COFFEE.read_bytes()
     contents = [len(image).to_bytes(4, "little") + image]
-    inputs = [v2.ModelInferRequest.InferInputTensor(**given)]
+    inputs = [v2.ModelInferRequest.InferInputTensor(**fields)]
     return v2.ModelInferRequest(model_name=MODEL, inputs=inputs, raw_input_contents=contents)
 
 
@@ -164,8 +164,8 @@ def field(number: int, content: bytes) -> bytes:
 
 def many_texts(front: Front) -> str:
     """Send ten million empty texts as the contents of an input over gRPC."""
-    given = field(1, b"x") + field(5, field(8, b"") * 10_000_000)
-    return call(front, "ModelInfer", field(1, MODEL.encode()) + field(5, given))
+    tensor = field(1, b"x") + field(5, field(8, b"") * 10_000_000)
+    return call(front, "ModelInfer", field(1, MODEL.encode()) + field(5, tensor))
 
 
 def many_raw_contents(front: Front) -> str:

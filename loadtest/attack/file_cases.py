@@ -20,7 +20,7 @@ from nereid.cli.image_commands.drawing import OutputFiles, draw
 from nereid.client.result_kind import Timings
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.upload import check_size
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.models.publish import watch
 from nereid.models.publish.add import AddRequest, Declined, add
 from nereid.models.publish.drop_folder import DropFolder, journal_of
@@ -33,7 +33,7 @@ from nereid.tasks.read.pdf import searchable
 from nereid.tasks.read.result import PageSize, Reading, TextLine
 from nereid.tasks.read.stages import StageTimes
 from nereid.vision.imaging.decode import Limits, read_upright_size
-from nereid.vision.imaging.formats.size import read_header
+from nereid.vision.imaging.formats.image_header import read_header
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import TestDetector
@@ -106,8 +106,8 @@ class Cases:
     def _network(self, command: str, draw: random.Random) -> tuple[str, bytes]:
         if draw.random() < 0.02:
             return "another file", draw.choice(OTHER_FILES)
-        own = command in ("publish", "watch") and draw.random() < 0.8
-        known = {name: model.SerializeToString() for name, model in PUBLISHED.items()} if own else None
+        is_known = command in ("publish", "watch") and draw.random() < 0.8
+        known = {name: model.SerializeToString() for name, model in PUBLISHED.items()} if is_known else None
         name, content = network_mutations.mutated(draw, known or network_mutations.bases())
         if draw.random() < 0.2:
             others = [*GOOD_FILES.values(), *network_mutations.bases().values()]
@@ -134,8 +134,8 @@ class Cases:
                 return _judged(reason(error))
             except Exception as error:
                 frame = traceback.extract_tb(error.__traceback__)[-1]
-                place = f"{Path(frame.filename).name}:{frame.lineno}"
-                return f"traceback: {type(error).__name__} at {place}: {error}"[:400]
+                location = f"{Path(frame.filename).name}:{frame.lineno}"
+                return f"traceback: {type(error).__name__} at {location}: {error}"[:400]
         return ANSWERED
 
     def _check(self, case: Case, folder: Path, repository: Path) -> None:
@@ -227,7 +227,7 @@ def _judged(text: str) -> str:
 
 
 def _classify(case: Case, folder: Path, repository: Path) -> None:
-    limits = Settings(max_pixels=Limits().max_image_pixels, max_side_px=Limits().max_image_side_px)
+    limits = GatewaySettings(max_pixels=Limits().max_image_pixels, max_side_px=Limits().max_image_side_px)
     check_size(read_header(case.content), limits)
     preprocessor = CpuPreprocessor(Transform(64, 64, resize="letterbox"), Limits(), 1)
     (error,) = preprocessor.prepare([case.content])
@@ -242,13 +242,13 @@ def _classify(case: Case, folder: Path, repository: Path) -> None:
 
 def _read(case: Case, folder: Path, repository: Path) -> None:
     times = StageTimes()
-    times.begin(case.content)
+    times.record_start(case.content)
     UprightDecoder(Limits())(case.content, times)
 
 
 def _document(case: Case, folder: Path, repository: Path) -> None:
     times = StageTimes()
-    times.begin(case.content)
+    times.record_start(case.content)
     pages = UprightDecoder(Limits(), 20).pages(case.content, times)
     sizes = tuple(PageSize(*page.size_wh) for page in pages)
     lines = (TextLine("text 文", 0.9, ((9.0, 9.0), (99.0, 9.0), (99.0, 20.0), (9.0, 20.0))),)

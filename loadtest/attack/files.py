@@ -25,7 +25,7 @@ from loadtest.attack.file_cases import ANSWERED, PARTS, REFUSED, Cases, prepare
 from nereid.base.processes import available_cores
 from nereid.models.publish import examination, examiner
 from nereid.models.publish.examination import ExaminationFailed, ExaminationRequest, Rejected
-from nereid.models.publish.intake import adaptation
+from nereid.models.publish.importing import adaptation
 
 CASE_S, REAL_CASE_S = 60.0, 200.0
 MEMORY_BYTES = 8 * 2**30
@@ -93,7 +93,7 @@ def start(cases: Cases, numbers: list[int], is_real: bool) -> Worker:
 def outcomes(cases: Cases, numbers: list[int], workers: int, is_real: bool = False) -> Iterator[Outcome]:
     """Yield number, name and outcome of each case; a worker that ends or hangs is replaced."""
     limit_s = REAL_CASE_S if is_real else CASE_S
-    present = [start(cases, numbers[place::workers], is_real) for place in range(workers)]
+    present = [start(cases, numbers[index::workers], is_real) for index in range(workers)]
     while present:
         wait([worker.results for worker in present], timeout=1)
         for worker in [*present]:
@@ -106,16 +106,16 @@ def outcomes(cases: Cases, numbers: list[int], workers: int, is_real: bool = Fal
                         worker.cases.remove(number)
                 if time.monotonic() - worker.since[0] < limit_s:
                     continue
-                what = f"hung for {limit_s:g} s"
+                failure = f"hung for {limit_s:g} s"
             except EOFError:
                 worker.process.join()
-                what = f"ended with {worker.process.exitcode}"
+                failure = f"ended with {worker.process.exitcode}"
             worker.process.kill()
             worker.process.join()
             present.remove(worker)
             if worker.cases:
                 number, *left = worker.cases
-                yield number, "", what
+                yield number, "", failure
                 if left:
                     present.append(start(cases, left, is_real))
 

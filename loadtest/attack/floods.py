@@ -39,9 +39,9 @@ Frames = Callable[[Front, int], Frame | list[Frame]]
 
 def headers(front: Front, name: str, key: str = "") -> list[tuple[str, str]]:
     """Return the headers of a call."""
-    given = {":method": "POST", ":scheme": "http", ":path": name if name.startswith("/") else SERVICE + name}
-    given |= {":authority": "127.0.0.1", "content-type": "application/grpc", "te": "trailers"}
-    return [*given.items(), *([("x-api-key", key)] if key else [])]
+    fields = {":method": "POST", ":scheme": "http", ":path": name if name.startswith("/") else SERVICE + name}
+    fields |= {":authority": "127.0.0.1", "content-type": "application/grpc", "te": "trailers"}
+    return [*fields.items(), *([("x-api-key", key)] if key else [])]
 
 
 def connect(front: Front, source: str) -> socket.socket:

@@ -57,8 +57,8 @@ def good_files(image: Image.Image | None = None) -> dict[str, bytes]:
 def flip_bits(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearray:
     """Flip up to 20 bits, every second time of the first 200 bytes, where the structure is."""
     end = random.choice([len(file), min(200, len(file))])
-    for place in random.integers(0, end, random.integers(1, 21)):
-        file[place] ^= 1 << random.integers(0, 8)
+    for offset in random.integers(0, end, random.integers(1, 21)):
+        file[offset] ^= 1 << random.integers(0, 8)
     return file
 
 
@@ -93,8 +93,8 @@ def lie(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearra
         _lie_in_png(file, random, small, large)
     elif file[:3] == b"GIF":
         frame = file.find(b"\x2c", 13)
-        place = 6 if random.integers(0, 2) or frame < 0 else frame + 1 + 4 * random.integers(0, 2)
-        file[place : place + 4] = struct.pack("<HH", small, large)
+        offset = 6 if random.integers(0, 2) or frame < 0 else frame + 1 + 4 * random.integers(0, 2)
+        file[offset : offset + 4] = struct.pack("<HH", small, large)
     elif file[:2] == b"BM":
         field = int(random.choice([10, 14, 18, 22, 28, 30, 34, 46]))
         file[field : field + 4] = struct.pack("<i", int(random.choice([-large, small, large])))
@@ -103,8 +103,8 @@ def lie(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearra
         start, end = numbers[random.integers(0, len(numbers))].span()
         file[start:end] = b"%d" % random.choice([-small, small, large, 2**31, large * small])
     elif file[:4] == b"RIFF":
-        place = int(random.choice([4, 16, 24, 27, 26, 21]))
-        file[place : place + 4] = struct.pack("<HH", small, large)
+        offset = int(random.choice([4, 16, 24, 27, 26, 21]))
+        file[offset : offset + 4] = struct.pack("<HH", small, large)
     else:
         _lie_in_tiff(file, random, small, large)
     return file
@@ -112,36 +112,36 @@ def lie(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearra
 
 def _lie_in_png(file: bytearray, random: Generator, small: int, large: int) -> None:
     """Change the size in the header, or data or checksum of any other chunk."""
-    places, place = [], 33
-    while place + 12 <= len(file):
-        places.append(place)
-        place += 12 + int.from_bytes(file[place : place + 4])
-    if random.integers(0, 2) or not places:
+    offsets, offset = [], 33
+    while offset + 12 <= len(file):
+        offsets.append(offset)
+        offset += 12 + int.from_bytes(file[offset : offset + 4])
+    if random.integers(0, 2) or not offsets:
         file[16:24] = struct.pack(">II", small, large)
         if random.integers(0, 3) == 0:
             file[24 + random.integers(0, 5)] = random.integers(0, 17)
         file[29:33] = struct.pack(">I", zlib.crc32(file[12:29]))
         return
-    place = int(random.choice(places))
-    end = place + 8 + int.from_bytes(file[place : place + 4])
-    if end > place + 8:
-        file[place + 8 + random.integers(0, end - place - 8)] ^= random.integers(1, 256)
+    offset = int(random.choice(offsets))
+    end = offset + 8 + int.from_bytes(file[offset : offset + 4])
+    if end > offset + 8:
+        file[offset + 8 + random.integers(0, end - offset - 8)] ^= random.integers(1, 256)
     if random.integers(0, 2):
-        file[end : end + 4] = struct.pack(">I", zlib.crc32(file[place + 4 : end]))
+        file[end : end + 4] = struct.pack(">I", zlib.crc32(file[offset + 4 : end]))
 
 
 def _lie_in_jpeg(file: bytearray, random: Generator, small: int, large: int) -> None:
     """Change the size in the frame header, or the length of any segment."""
-    places, place = [], 2
-    while place + 4 <= len(file) and file[place] == 0xFF and file[place + 1] != 0xDA:
-        places.append(place)
-        place += 2 + int.from_bytes(file[place + 2 : place + 4])
-    frames = [place for place in places if 0xC0 <= file[place + 1] <= 0xC2]
+    offsets, offset = [], 2
+    while offset + 4 <= len(file) and file[offset] == 0xFF and file[offset + 1] != 0xDA:
+        offsets.append(offset)
+        offset += 2 + int.from_bytes(file[offset + 2 : offset + 4])
+    frames = [offset for offset in offsets if 0xC0 <= file[offset + 1] <= 0xC2]
     if frames and random.integers(0, 2):
         file[frames[0] + 5 : frames[0] + 9] = struct.pack(">HH", small, large)
     else:
-        place = int(random.choice(places))
-        file[place + 2 : place + 4] = struct.pack(">H", small)
+        offset = int(random.choice(offsets))
+        file[offset + 2 : offset + 4] = struct.pack(">H", small)
 
 
 def _lie_in_tiff(file: bytearray, random: Generator, small: int, large: int) -> None:

@@ -47,18 +47,18 @@ def bases() -> Mapping[str, bytes]:
     paths = [TEXT_REPOSITORY / "text_direction" / "1" / "model.onnx"]
     paths += [path for kind in KINDS for path in sorted(data.glob(kind)) if path.stem not in SLOW]
     files = {str(Path(*path.parts[-3:])): path.read_bytes() for path in paths}
-    own = {RARE: _rare()}
+    models = {RARE: _rare()}
     for head in HEADS:
-        own[f"{head} detector"] = TestDetector(head).build()
-        own[f"{head} detector with notes"] = noted = TestDetector(head, batch=1).build()
+        models[f"{head} detector"] = TestDetector(head).build()
+        models[f"{head} detector with notes"] = noted = TestDetector(head, batch=1).build()
         helper.set_model_props(noted, ULTRALYTICS)
     for layout in ("NCHW", "NHWC"):
         for datatype in ("FP32", "FP16", "UINT8"):
             form = UserNetwork(layout=layout, datatype=datatype, batch=1, tail=layout == "NCHW")
-            own[f"{layout} {datatype} classifier"] = form.build()
-    own |= {"grey classifier": UserNetwork(channels=1).build(), "recogniser": TestRecogniser().build()}
-    own |= {f"{name} embedder": convolutional(tail) for name, tail in UNIT.items()}
-    return files | {name: model.SerializeToString() for name, model in own.items()}
+            models[f"{layout} {datatype} classifier"] = form.build()
+    models |= {"grey classifier": UserNetwork(channels=1).build(), "recogniser": TestRecogniser().build()}
+    models |= {f"{name} embedder": convolutional(tail) for name, tail in UNIT.items()}
+    return files | {name: model.SerializeToString() for name, model in models.items()}
 
 
 def _rare() -> onnx.ModelProto:
@@ -116,33 +116,33 @@ def _change(message: Any, other: Any, draw: random.Random) -> str:
     """Change a field of a message, and return the name of the change."""
     present = [field for field, _ in message.ListFields()]
     field = draw.choice(present if present and draw.random() < 0.8 else message.DESCRIPTOR.fields)
-    what, value = f"{message.DESCRIPTOR.name}.{field.name}", getattr(message, field.name)
+    field_name, value = f"{message.DESCRIPTOR.name}.{field.name}", getattr(message, field.name)
     if not field.is_repeated:
         if field in present and draw.random() < 0.1:
             message.ClearField(field.name)
-            return f"drop {what}"
+            return f"drop {field_name}"
         drawn = _value(field, value, other, draw)
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             value.CopyFrom(drawn)
         else:
             setattr(message, field.name, drawn)
-        return f"set {what}"
-    elements, place = [*value], draw.randrange(len(value) + 1)
+        return f"set {field_name}"
+    elements, index = [*value], draw.randrange(len(value) + 1)
     how = draw.choice(("drop", "repeat", "shuffle", "set", "set") if elements else ("set",))
     if how == "drop":
-        del elements[place % len(elements)]
+        del elements[index % len(elements)]
     elif how == "repeat":
-        elements.insert(place, draw.choice(elements))
+        elements.insert(index, draw.choice(elements))
     elif how == "shuffle":
         draw.shuffle(elements)
     else:
-        before = elements[place] if place < len(elements) else None
-        elements[place : place + 1] = [_value(field, before, other, draw)]
+        before = elements[index] if index < len(elements) else None
+        elements[index : index + 1] = [_value(field, before, other, draw)]
     # Messages are copied, because a cleared field owns none.
     copies = [_copied(element) for element in elements]
     message.ClearField(field.name)
     getattr(message, field.name).extend(copies)
-    return f"{how} {what}"
+    return f"{how} {field_name}"
 
 
 def _value(field: FieldDescriptor, before: Any, other: Any, draw: random.Random) -> Any:
@@ -161,12 +161,12 @@ def _value(field: FieldDescriptor, before: Any, other: Any, draw: random.Random)
     return draw.choice((*SMALL, *LARGE))
 
 
-def _strings(message: Any, wanted: FieldDescriptor) -> Iterator[str]:
+def _strings(message: Any, target: FieldDescriptor) -> Iterator[str]:
     """Yield the strings of a message that may be in a field: of this name, or names of values."""
     edges = ("input", "output", "name")
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING and (
-            field.name == wanted.name or (field.name in edges and wanted.name in edges)
+            field.name == target.name or (field.name in edges and target.name in edges)
         ):
             yield from value if field.is_repeated else [value]
 

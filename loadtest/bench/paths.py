@@ -17,14 +17,14 @@ from loadtest.bench.summary import Sample
 from nereid.base.contract import VARIANT_HEADER
 from nereid.insight.tune import photos
 from nereid.insight.tune.load_generator import LoadFailed, LoadResult
-from nereid.server.command_line import PLAIN_PROFILE
+from nereid.server.command_line import ENSEMBLE_PROFILE
 from nereid.server.embedded_server import infer_path
 from nereid.server.ports import Ports
 
 # The server's profile for each path.
 PROFILES = {
     **dict.fromkeys(("cpu", "route", "gateway"), "cpu"),
-    **dict.fromkeys(("ensemble", "network"), PLAIN_PROFILE),
+    **dict.fromkeys(("ensemble", "network"), ENSEMBLE_PROFILE),
 }
 # The queue is empty after this time without a response; an instance may pause 0.5 s (docs/performance.md).
 QUIET_S = 0.6
@@ -137,22 +137,22 @@ def model_of(cell: Cell) -> str:
 @contextlib.contextmanager
 def serving(folder: Path, environment: Mapping[str, str], cells: Sequence[Cell]) -> Iterator[Paths]:
     """Run the servers of the cells, and the gateway if a cell needs it."""
-    wanted = {cell.path for cell in cells if cell.path in PROFILES}
+    paths = {cell.path for cell in cells if cell.path in PROFILES}
     with contextlib.ExitStack() as stack:
         started = {
             profile: stack.enter_context(servers.served(folder, environment, profile))
-            for profile in sorted({PROFILES[path] for path in wanted})
+            for profile in sorted({PROFILES[path] for path in paths})
         }
         running = {}
-        for path in wanted:
+        for path in paths:
             server = started[PROFILES[path]]
             running[path] = Running(server.options.ports, (server.pid,))
         port = 0
-        if "gateway" in wanted:
+        if "gateway" in paths:
             ports = running["gateway"].ports
             pid, port = stack.enter_context(servers.gateway(ports.http))
             running["gateway"] = Running(ports, (*running["gateway"].pids, pid))
         if BY_HAND in {cell.path for cell in cells}:
-            pid, own = stack.enter_context(servers.by_hand(by_hand.__name__, environment))
-            running[BY_HAND] = Running(Ports(own, 0, 0), (pid,))
+            pid, by_hand_port = stack.enter_context(servers.by_hand(by_hand.__name__, environment))
+            running[BY_HAND] = Running(Ports(by_hand_port, 0, 0), (pid,))
         yield Paths(folder, running, port)

@@ -54,13 +54,13 @@ def bench(cells: Sequence[Cell], rounds: int, seconds: float, environment: Envir
 @contextlib.contextmanager
 def _failures_named(where: str = "") -> Iterator[None]:
     """Turn errors into `OperationFailed` with the place where they happened."""
-    place = f"{where}: " if where else ""
+    prefix = f"{where}: " if where else ""
     try:
         yield
     except subprocess.CalledProcessError as error:
-        raise OperationFailed(f"{place}{error.cmd[0]} failed: {error.stderr or error}") from None
+        raise OperationFailed(f"{prefix}{error.cmd[0]} failed: {error.stderr or error}") from None
     except (ServerError, LoadFailed, psutil.Error, OSError) as error:
-        raise OperationFailed(f"{place}{error}") from None
+        raise OperationFailed(f"{prefix}{error}") from None
 
 
 def _measure(

@@ -62,8 +62,8 @@ def _target(what: str, got: float, low: float | None = None, high: float | None 
     """Return the row of a target: the median over rounds, and its limits."""
     bounds = [(sign, bound) for sign, bound in (("≥", low), ("≤", high)) if bound is not None]
     is_met = (low is None or got >= low) and (high is None or got <= high)
-    wanted = " and ".join(f"{sign} {bound:.2f}" for sign, bound in bounds)
-    return {"what": what, "got": round(got, 3), "wanted": wanted, "met": is_met}
+    limits = " and ".join(f"{sign} {bound:.2f}" for sign, bound in bounds)
+    return {"what": what, "got": round(got, 3), "wanted": limits, "met": is_met}
 
 
 def ratios(series: Series, cell: Cell, base: Cell, name: str) -> list[float]:

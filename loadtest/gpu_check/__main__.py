@@ -136,14 +136,14 @@ def plan_of(args: argparse.Namespace) -> Plan:
     args.folder.mkdir(parents=True, exist_ok=True)
     target = record.RESULTS / f"{args.record}.json" if args.record else args.folder / "gpu_check.json"
     libraries = filter(None, [os.environ.get("LD_LIBRARY_PATH"), *map(str, cuda_folders())])
-    own = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(args.folder)]
+    command = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(args.folder)]
     return Plan(
         sections=sections,
         limit_s=args.minutes * 60 - MARGIN_S,
         folder=args.folder,
         target=target,
         header={**begun.header, **({"commit": args.commit} if args.commit else {})},
-        command=lambda name, seconds: [*own, "--section", name, "--seconds", f"{seconds:.0f}"],
+        command=lambda name, seconds: [*command, "--section", name, "--seconds", f"{seconds:.0f}"],
         # The CUDA libraries are those of the server. A process that is killed has written all of its log.
         environment={**os.environ, "LD_LIBRARY_PATH": ":".join(libraries), "PYTHONUNBUFFERED": "1"},
         earlier=_read(target).get("sections", {}) if args.sections else {},

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from nereid.backends.triton.batch_pipeline import BatchPipeline
 from nereid.backends.triton.device_streams import (
     DeviceStreams,
     StageTimestamps,
     open_device_streams,
     open_stream,
 )
-from nereid.backends.triton.overlap import Overlap
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, read_profile
 from nereid.base.errors import ServingError
@@ -50,11 +50,11 @@ def transform() -> Transform:
     return PreprocessSettings.from_config(gpu_config(PREPROCESS)).transform
 
 
-def on_host(wanted: Transform, encoded: bytes) -> np.ndarray:
+def on_host(preprocessing: Transform, encoded: bytes) -> np.ndarray:
     """Return the row that the CPU path computes from an image, decoded at full size."""
-    out = np.empty(wanted.shape, DATATYPES[wanted.datatype])
+    out = np.empty(preprocessing.shape, DATATYPES[preprocessing.datatype])
     # No fraction of a JPEG's size is large enough for this margin.
-    replace(wanted, decode_margin=inf)(open_image(encoded, Limits()), out, Buffers())
+    replace(preprocessing, decode_margin=inf)(open_image(encoded, Limits()), out, Buffers())
     return out
 
 
@@ -87,7 +87,7 @@ class Chain:
 
 
 class Job:
-    """A batch for `Overlap` that keeps its results."""
+    """A batch for `BatchPipeline` that keeps its results."""
 
     def __init__(self, images: Sequence[bytes]) -> None:
         self.images, self.done = images, threading.Event()
@@ -95,7 +95,7 @@ class Job:
         self.scores: Any = None
         self.failure: ServingError | None = None
 
-    def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
+    def on_prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
         """Take the error of each image."""
         self.errors = errors
 
@@ -118,10 +118,10 @@ def open_bound(rows: int, slots: int) -> DeviceStreams:
     return open_device_streams(pipeline.preprocessor, session, stream, INPUT, [SCORES])
 
 
-def run_all(overlap: Overlap, jobs: Sequence[Job]) -> Sequence[Job]:
+def run_all(pipeline: BatchPipeline, jobs: Sequence[Job]) -> Sequence[Job]:
     """Submit batches, and wait for their results."""
     for job in jobs:
-        overlap.submit(job)
+        pipeline.submit(job)
     for job in jobs:
         job.done.wait()
         if job.failure:

@@ -61,12 +61,12 @@ def holds(target: str, value: Any) -> bool:
         return bool(re.search(r"\b[1-9]\d* passed", value)) and not re.search(
             r"\b[1-9]\d* (failed|error)|stopped", value
         )
-    operator, wanted = target.split()
+    operator, bound = target.split()
     if operator == "=":
-        return str(value) == wanted
+        return str(value) == bound
     if isinstance(value, str):
         return False
-    return bool(value <= float(wanted) if operator == "≤" else value >= float(wanted))
+    return bool(value <= float(bound) if operator == "≤" else value >= float(bound))
 
 
 def rows(sections: Mapping[str, Any]) -> list[record.Row]:

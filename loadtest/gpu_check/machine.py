@@ -43,7 +43,7 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
     if has("pytriton"):
         yield {"python_backend_has_cuda_code": python_backend_has_cuda_code(context.environment)}
     # Programs that use the GPU, each with a time limit.
-    findings = gpu_findings.examine(context.environment, ())
+    findings = gpu_findings.diagnose_gpus(context.environment, ())
     yield {"doctor": [f"{finding.check}: {finding.status}: {finding.detail}" for finding in findings]}
 
 

@@ -15,8 +15,8 @@ from loadtest.gpu_check.processes import Context
 from nereid.base.assets import COFFEE
 from nereid.insight.tune import photos
 from nereid.server import nvidia_smi
-from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.model_control import ModelControl
 from nereid.tasks.classify.client import Classifier
 
 Findings = dict[str, Any]
@@ -51,28 +51,28 @@ def used_mib() -> int:
 
 def unload_and_load(server: EmbeddedServer, before: int) -> Findings:
     """Unload all models, the ensembles first, and load them again; returns the memory after each step."""
-    control = Control(server.record())
+    model_control = ModelControl(server.info())
     known = (*sorted(server.models), chain.NETWORK, chain.PREPROCESS)
-    models = [model for model in known if not control.is_gone(model)]
+    models = [model for model in known if not model_control.is_gone(model)]
     for model in models:
-        control.unload(model)
+        model_control.unload(model)
     deadline_s = time.monotonic() + SETTLE_S
-    while not all(map(control.is_gone, models)) and time.monotonic() < deadline_s:
+    while not all(map(model_control.is_gone, models)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     unloaded = wait_below(before + 1) - before
     for model in server.models:
-        control.load(model)
+        model_control.load(model)
     return {"after_unload_mib": unloaded, "after_load_mib": _after_requests(server) - before}
 
 
 def when_full(server: EmbeddedServer) -> Findings:
     """Fill the GPU and send requests, free it and send again; the server is not restarted."""
     photo = photos.jpeg(photos.SIZES_WH["1920x1080"])
-    with full_gpu() as taken:
+    with full_gpu() as occupied_bytes:
         during = [outcome(server, photo) for _ in range(REQUESTS)]
     after = [outcome(server, COFFEE.read_bytes()) for _ in range(REQUESTS)]
     return {
-        "taken_bytes": taken,
+        "taken_bytes": occupied_bytes,
         "while_full": during,
         "after_full": after,
         "is_right_after_full": set(after) == CLASSES and server.poll() is None,

@@ -13,7 +13,7 @@ from loadtest.gpu_check import chain
 from loadtest.gpu_check.machine import PARTS, has
 from loadtest.gpu_check.processes import Context
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.models.publish.intake.adaptation import convert_to_fp16
+from nereid.models.publish.importing.adaptation import convert_to_fp16
 from nereid.vision.inference.session_options import CPU, CUDA
 from nereid.vision.inference.tensorrt import TENSORRT
 
@@ -59,8 +59,10 @@ def measure(context: Context) -> Iterator[Findings]:
         feed = {chain.INPUT: inputs()}
         exact = {name: session_of(files[name], CPU, {}).run([chain.SCORES], feed)[0] for name in (FP32, INT8)}
         for name, form in FORMS.items():
-            wanted = exact.get(form.precision, exact[FP32])
-            forms[name] = reason(form, files, context.left_s()) or timed(form, files[form.precision], wanted)
+            expected_scores = exact.get(form.precision, exact[FP32])
+            forms[name] = reason(form, files, context.remaining_s()) or timed(
+                form, files[form.precision], expected_scores
+            )
             yield {"forms": forms, "max_difference": {key: worst(finding) for key, finding in forms.items()}}
 
 
@@ -82,11 +84,11 @@ def networks(folder: Path) -> dict[str, Path]:
 
 def inputs() -> np.ndarray:
     """Return rows of the sample photos from the CPU path: float32[2, 3, 224, 224]."""
-    wanted = chain.transform()
-    return np.stack([chain.on_host(wanted, photo.read_bytes()) for photo in (COFFEE, CHELSEA)])
+    transform = chain.transform()
+    return np.stack([chain.on_host(transform, photo.read_bytes()) for photo in (COFFEE, CHELSEA)])
 
 
-def reason(form: Form, files: Mapping[str, Path], left_s: float) -> dict[str, str]:
+def reason(form: Form, files: Mapping[str, Path], remaining_s: float) -> dict[str, str]:
     """Return why a form cannot be timed; empty if it can."""
     import onnxruntime
 
@@ -95,7 +97,7 @@ def reason(form: Form, files: Mapping[str, Path], left_s: float) -> dict[str, st
         f"onnx; fix: {PARTS['onnx']}": form.precision not in files,
         f"{form.provider} in this onnxruntime": form.provider not in onnxruntime.get_available_providers(),
         f"tensorrt; fix: {PARTS['tensorrt']}": is_tensorrt and not has("tensorrt"),
-        f"{left_s:.0f} s are left": is_tensorrt and left_s < ENGINE_S,
+        f"{remaining_s:.0f} s are left": is_tensorrt and remaining_s < ENGINE_S,
     }
     return next(({"missing": f"not run: {text}"} for text, is_so in reasons.items() if is_so), {})
 
@@ -145,10 +147,10 @@ def on_device(session: Any, batch_size: int, expected: np.ndarray) -> Findings:
         binding.synchronize_outputs()
 
     spent = statistics.median(chain.timed_ms(run, TIMED_S))
-    scores, wanted = out.numpy(), np.resize(expected, (batch_size, expected.shape[1]))
+    scores, expected_scores = out.numpy(), np.resize(expected, (batch_size, expected.shape[1]))
     return {
         "ms": round(spent, 4),
         "per_s": round(batch_size / spent * 1e3),
-        "max_difference": round(float(np.abs(scores - wanted).max()), 6),
-        "same_class": bool((scores.argmax(1) == wanted.argmax(1)).all()),
+        "max_difference": round(float(np.abs(scores - expected_scores).max()), 6),
+        "same_class": bool((scores.argmax(1) == expected_scores.argmax(1)).all()),
     }

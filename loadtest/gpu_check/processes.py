@@ -24,7 +24,7 @@ class Context(NamedTuple):
 
     environment: Mapping[str, str]
     folder: Path
-    left_s: Callable[[], float]
+    remaining_s: Callable[[], float]
 
 
 class Ended(NamedTuple):

@@ -42,7 +42,7 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
     if not subprocess.run([python, "-c", f"import {', '.join(by_hand.PACKAGES)}"], check=False).returncode:
         with servers.by_hand(by_hand.__name__, context.environment, python) as (_, port):
             request = load_generator.post_request(HOST, port, by_hand.PATH, photo, {})
-            for rows in loads(port, request, BY_HAND_S, context.left_s, BY_HAND_CONCURRENCIES):
+            for rows in loads(port, request, BY_HAND_S, context.remaining_s, BY_HAND_CONCURRENCIES):
                 yield {"by_hand": {"torch": rows}, "best_by_hand_per_s": best(rows)}
     for rows in served(context, "cpu", photo, CPU_S):
         yield {"cpu": rows, "best_cpu_per_s": best(rows)}
@@ -53,7 +53,7 @@ def served(context: Context, profile: str, photo: bytes, seconds: float) -> Iter
     with running(context, profile) as server:
         port = server.options.ports.http
         request = load_generator.post_request(HOST, port, infer_path(MODEL), photo, TO_IMAGES)
-        yield from loads(port, request, seconds, context.left_s)
+        yield from loads(port, request, seconds, context.remaining_s)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def loads(
     port: int,
     request: bytes,
     seconds: float,
-    left_s: Callable[[], float],
+    remaining_s: Callable[[], float],
     concurrencies: Sequence[int] = CONCURRENCIES,
 ) -> Iterator[Rows]:
     """Yield the rows so far after each number of requests in flight, as long as time is left."""
@@ -76,7 +76,7 @@ def loads(
         file = Path(folder) / "request"
         file.write_bytes(request)
         for concurrency in concurrencies:
-            if left_s() < seconds + STOP_S:
+            if remaining_s() < seconds + STOP_S:
                 return
             clients = max(1, min(MAX_CLIENTS, concurrency // 4, available_cores() // 2))
             load = _load(port, file, concurrency // clients, clients, seconds)

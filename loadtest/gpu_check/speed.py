@@ -12,8 +12,8 @@ import numpy as np
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.chain import Job, run_all
 from loadtest.gpu_check.processes import Context
+from nereid.backends.triton.batch_pipeline import SLOTS, BatchPipeline
 from nereid.backends.triton.device_streams import DeviceStreams
-from nereid.backends.triton.overlap import SLOTS, Overlap
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.insight.tune import photos
 
@@ -30,10 +30,10 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
     streams = chain.open_bound(ROWS, 1)
     alone = {str(rows): bound(streams, [photo] * rows) for rows in BATCH_SIZES}
     yield {"photo_bytes": len(photo), "bound": alone, "bound_p50_ms": alone["1"]["p50_ms"]}
-    with closing(Overlap(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as overlap:
-        rates = {str(rows): rate(overlap, [photo] * rows) for rows in BATCH_SIZES}
+    with closing(BatchPipeline(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as pipeline:
+        rates = {str(rows): rate(pipeline, [photo] * rows) for rows in BATCH_SIZES}
         yield {"overlapped_per_s": rates, "best_overlapped_per_s": max(rates.values())}
-        yield {"wrong_in_mixed_batches": mixed(overlap, photo)}
+        yield {"wrong_in_mixed_batches": mixed(pipeline, photo)}
     work = chain.Chain(ROWS)
     results = [unbound(work, [photo] * rows) for rows in BATCH_SIZES]
     limit = min(max(result[f"{step}_per_s"] for result in results) for step in ("decode", "network"))
@@ -73,24 +73,24 @@ def unbound(work: chain.Chain, images: Sequence[bytes]) -> dict[str, Any]:
     }
 
 
-def rate(overlap: Overlap, images: Sequence[bytes]) -> float:
+def rate(pipeline: BatchPipeline, images: Sequence[bytes]) -> float:
     """Return images per second of overlapping batches, the median of three runs."""
     rates = []
     for _ in range(3):
         jobs = [Job(images) for _ in range(max(8, 600 // len(images)))]
         begin_s = time.perf_counter()
-        run_all(overlap, jobs)
+        run_all(pipeline, jobs)
         rates.append(len(jobs) * len(images) / (time.perf_counter() - begin_s))
     return round(statistics.median(rates), 1)
 
 
-def mixed(overlap: Overlap, photo: bytes) -> int:
+def mixed(pipeline: BatchPipeline, photo: bytes) -> int:
     """Return how many images of mixed batches have another result than alone."""
     images = [COFFEE.read_bytes(), CHELSEA.read_bytes(), photo, b"not an image"]
-    expected = run_all(overlap, [Job([image]) for image in images])
+    expected = run_all(pipeline, [Job([image]) for image in images])
     numbers = np.random.default_rng(0)
     picks = [numbers.integers(0, len(images), numbers.integers(1, ROWS + 1)) for _ in range(MIXED)]
-    jobs = run_all(overlap, [Job([images[index] for index in pick]) for pick in picks])
+    jobs = run_all(pipeline, [Job([images[index] for index in pick]) for pick in picks])
     return sum(
         not is_same(job, row, expected[index])
         for job, pick in zip(jobs, picks, strict=True)

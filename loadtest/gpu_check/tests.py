@@ -26,7 +26,7 @@ MESSAGE_CHARACTERS = 400
 def measure(context: Context) -> Iterator[dict[str, Any]]:
     """Yield pytest's summary of each file, and the tests that failed or were skipped."""
     for name, limit_s in FILES.items():
-        yield {name: run(name, min(limit_s, context.left_s()), context)}
+        yield {name: run(name, min(limit_s, context.remaining_s()), context)}
 
 
 def run(name: str, limit_s: float, context: Context) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.chain import Job, run_all
 from loadtest.gpu_check.processes import Context
-from nereid.backends.triton.overlap import SLOTS, Overlap
+from nereid.backends.triton.batch_pipeline import SLOTS, BatchPipeline
 from nereid.insight.tune import photos
 
 ROWS, BATCHES = 32, 20
@@ -27,9 +27,9 @@ Copies = dict[str, dict[str, int]]
 def measure(context: Context) -> Iterator[dict[str, Any]]:
     """Yield the traced copies of both ways to run the network."""
     images = [photos.jpeg(photos.SIZES_WH["640x427"])] * ROWS
-    with closing(Overlap(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as overlap:
-        run_all(overlap, [Job(images) for _ in range(chain.WARM_UP_CALLS)])
-        copies = trace(lambda: run_all(overlap, [Job(images) for _ in range(BATCHES)]))
+    with closing(BatchPipeline(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as pipeline:
+        run_all(pipeline, [Job(images) for _ in range(chain.WARM_UP_CALLS)])
+        copies = trace(lambda: run_all(pipeline, [Job(images) for _ in range(BATCHES)]))
         to_host = copies.get(TO_HOST, {"bytes": 0})
         yield {"bound_copies": copies, "bound_bytes_to_host_but_scores": to_host["bytes"] - SCORES_BYTES}
     work = chain.Chain(ROWS)

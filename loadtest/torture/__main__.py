@@ -78,7 +78,7 @@ def torture(
     (run := folder / "run").mkdir()
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(servers.supervised(models, run, os.environ, ["--allow-shm"]))
-        target = Target(running.record.url("http"), running.record.url("grpc"))
+        target = Target(running.server_info.url("http"), running.server_info.url("grpc"))
         gateway = Gateway(target, stack)
         small, large = (Photo(photos.jpeg(size_wh), models) for size_wh in photos.SIZES_WH.values())
         scene = Scene(running, gateway, Changes(running, folder / "new", [small, large]), draw)
@@ -89,8 +89,8 @@ def torture(
             _play(scene, observer, Traffic(kinds, target), faults, found)
         found.changes += scene.changes.rounds
         observer.note()
-    for what, left in zip(("processes", "shared memory"), observer.left(), strict=True):
-        found.verdicts.append(verdict.absent(f"{what}, after the server", left))
+    for resource, left in zip(("processes", "shared memory"), observer.left(), strict=True):
+        found.verdicts.append(verdict.absent(f"{resource}, after the server", left))
     if found.trouble:
         print(f"the server's log ends:\n{servers.log_tail(run / 'log')}", file=sys.stderr)
 

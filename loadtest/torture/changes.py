@@ -16,8 +16,8 @@ from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, change_with_retry, propose_weights
 from nereid.models.routes.location import find_route
-from nereid.repository.layout import versions_there
-from nereid.server.control import Control
+from nereid.repository.repository_index import versions_there
+from nereid.server.model_control import ModelControl
 from nereid.server.supervision import supervisor
 from nereid.tasks.classify.result import Prediction
 from nereid.vision.imaging.pipeline import Pipeline
@@ -92,22 +92,22 @@ class Changes:
 
     def cycle(self) -> None:
         """Publish, roll back and retire a version, move the weights and back, and load a model again."""
-        record, repository = self._running.record, self._running.repository
+        server_info, repository = self._running.server_info, self._running.repository
         source, answers = next(self._candidates)
         for photo, answer in zip(self._photos, answers, strict=True):
             photo.known[str(self._next)] = answer
-        done = publish(repository, ROUTE, source, record, GATES, HALF)
+        done = publish(repository, ROUTE, source, server_info, GATES, HALF)
         self._next = done.version + 1
         time.sleep(PAUSE_S)
-        rollback(repository, ROUTE, record)
-        retire(repository, ROUTE, done.version, record)
+        rollback(repository, ROUTE, server_info)
+        retire(repository, ROUTE, done.version, server_info)
         self._reweight({"v1": 90, "v2": 10})
         time.sleep(PAUSE_S)
         self._reweight({"v1": 50, "v2": 50})
         supervisor.touch(repository / RELOADED / "1")
-        Control(record).load(RELOADED)
+        ModelControl(server_info).load(RELOADED)
         self.rounds += 1
 
     def _reweight(self, weights: dict[str, float]) -> None:
         target = find_route(self._running.repository, ROUTE)
-        change_with_retry(target, propose_weights(weights), RunningServer(self._running.record))
+        change_with_retry(target, propose_weights(weights), RunningServer(self._running.server_info))

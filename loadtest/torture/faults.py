@@ -62,7 +62,7 @@ class Scene:
 
     def stub(self) -> int:
         """Draw one process of a model."""
-        stubs = stub_processes.find(self.running.record.pid, self.running.repository)
+        stubs = stub_processes.find(self.running.server_info.pid, self.running.repository)
         return self.draw.choice(sorted(stub.process.pid for stub in stubs))
 
 
@@ -74,7 +74,7 @@ def _pause(scene: Scene, pid: int) -> None:
 
 
 def _end_server(scene: Scene) -> None:
-    server = psutil.Process(scene.running.record.pid)
+    server = psutil.Process(scene.running.server_info.pid)
     server.terminate()
     psutil.wait_procs([server], timeout=END_S)
 
@@ -107,7 +107,7 @@ def _open_idle_connections(scene: Scene) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(IDLE_CONNECTIONS):
             with contextlib.suppress(TimeoutError):
-                held.enter_context(connect(scene.running.record.url("http"), SHORT_S))
+                held.enter_context(connect(scene.running.server_info.url("http"), SHORT_S))
         time.sleep(SHORT_S)
 
 
@@ -116,14 +116,14 @@ def _leave_early(scene: Scene) -> None:
     request = head(INFER, len(GOOD), {**RAW, VARIANT_HEADER: "v1"}) + GOOD
     with contextlib.ExitStack() as held:
         for _ in range(LEAVING_CALLERS):
-            connection = held.enter_context(connect(scene.running.record.url("http")))
+            connection = held.enter_context(connect(scene.running.server_info.url("http")))
             connection.sendall(request[: scene.draw.randint(1, 2 * len(request))])
         time.sleep(0.05)
 
 
 def _lack_files(scene: Scene) -> None:
     """Let `tritonserver` open only two more files, while many connections arrive."""
-    pid = scene.running.record.pid
+    pid = scene.running.server_info.pid
     _, most = before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = len([*Path(f"/proc/{pid}/fd").iterdir()])
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 2, most))
@@ -199,8 +199,8 @@ def own_file_systems() -> Iterator[Path]:
         if ctypes.CDLL(None).unshare(CLONE_NEWNS):
             raise SystemExit("expected the right to mount file systems, got none\nfix: run it as root")
         _mount("--make-rprivate", "/")
-        for place, size in ((folder, DISK_BYTES), (str(stub_memory.FOLDER), SHARED_MEMORY_BYTES)):
-            _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", place)
+        for path, size in ((folder, DISK_BYTES), (str(stub_memory.FOLDER), SHARED_MEMORY_BYTES)):
+            _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", path)
         try:
             yield Path(folder)
         finally:
@@ -215,9 +215,9 @@ IDLE = f"{IDLE_CONNECTIONS} idle connections"
 FAULTS: dict[str, Callable[[Scene], None]] = {
     "a stub is killed": lambda scene: os.kill(scene.stub(), signal.SIGKILL),
     "a stub is stopped": lambda scene: os.kill(scene.stub(), signal.SIGSTOP),
-    "`tritonserver` is killed": lambda scene: os.kill(scene.running.record.pid, signal.SIGKILL),
+    "`tritonserver` is killed": lambda scene: os.kill(scene.running.server_info.pid, signal.SIGKILL),
     "`tritonserver` gets SIGTERM": _end_server,
-    "`tritonserver` is stopped for up to 2 s": lambda scene: _pause(scene, scene.running.record.pid),
+    "`tritonserver` is stopped for up to 2 s": lambda scene: _pause(scene, scene.running.server_info.pid),
     "the gateway is killed, and another one starts": _replace_gateway,
     "the gateway is stopped for up to 2 s": lambda scene: _pause(scene, scene.gateway.pid),
     "other programs take the cores for 2 s": lambda scene: _hold(busy(2 * available_cores())),

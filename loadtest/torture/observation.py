@@ -17,8 +17,8 @@ from loadtest.resource_usage import MB
 from loadtest.servers import Supervised
 from loadtest.torture.faults import END_S, Gateway
 from nereid.backends.triton import stub_memory, stub_processes
-from nereid.base import metrics_page
-from nereid.base.metrics_page import MetricSamples
+from nereid.base import prometheus_text
+from nereid.base.prometheus_text import MetricSamples
 from nereid.server.command_line import REGION_PREFIX
 
 # Gauges of server and gateway that must be zero without traffic, and the supervisor's count of its restarts.
@@ -49,7 +49,7 @@ class Observer:
         with contextlib.suppress(psutil.NoSuchProcess):
             for pid in self._pids().values():
                 self._processes.update(resource_usage.tree(pid))
-            words = psutil.Process(self._running.record.pid).cmdline()
+            words = psutil.Process(self._running.server_info.pid).cmdline()
             self._prefixes |= {word.partition(REGION_PREFIX)[2] for word in words if REGION_PREFIX in word}
         for pid in (os.getpid(), *(process.pid for process in self._processes)):
             self._seen.update(_regions_of(pid))
@@ -66,9 +66,9 @@ class Observer:
         # Free memory in the threads' allocators is not a leak, so it is returned before a sample.
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        record, values = self._running.record, Counter[str]()
-        names = {record.pid: "tritonserver"}
-        for stub in stub_processes.find(record.pid, self._running.repository):
+        server_info, values = self._running.server_info, Counter[str]()
+        names = {server_info.pid: "tritonserver"}
+        for stub in stub_processes.find(server_info.pid, self._running.repository):
             names[stub.process.pid] = stub.instance
         trees = {tree: resource_usage.tree(pid) for tree, pid in self._pids().items()}
         for tree, processes in {**trees, "callers": [psutil.Process()]}.items():
@@ -115,9 +115,9 @@ class Observer:
         return sorted(name for name in names if name in self._seen or name.startswith(prefixes))
 
     def _gauges(self) -> Sample:
-        record = self._running.record
-        ports = record.ports.metrics, self._gateway.port, record.health_port
-        pages = (metrics_page.fetch(f"127.0.0.1:{port}", PAGE_S) for port in ports)
+        server_info = self._running.server_info
+        ports = server_info.ports.metrics, self._gateway.port, server_info.health_port
+        pages = (prometheus_text.fetch(f"127.0.0.1:{port}", PAGE_S) for port in ports)
         return gauges(MetricSamples.parse("\n".join(pages)))
 
 

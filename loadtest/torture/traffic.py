@@ -113,8 +113,8 @@ class Traffic:
         self.tallies = [Tally(kind) for kind in kinds]
         self._target, self._over, self._began_s = target or Target("", ""), threading.Event(), 0.0
         self._threads = [
-            threading.Thread(target=self._send_on, args=[tally, place / len(kinds)], daemon=True)
-            for place, tally in enumerate(self.tallies)
+            threading.Thread(target=self._send_on, args=[tally, index / len(kinds)], daemon=True)
+            for index, tally in enumerate(self.tallies)
         ]
 
     def __enter__(self) -> "Traffic":

@@ -19,14 +19,14 @@ from loadtest.users import request_mix
 from loadtest.users.request_mix import RESULTS, ImageRequest, RequestMix
 from loadtest.users.turn_scheduler import TIMEOUT_S, TurnScheduler
 from nereid.base.contract import VARIANT
-from nereid.client.request import CHANNEL, key_header
-from nereid.client.rest import LENGTH, json_size_of
-from nereid.client.result_kind import MALFORMED, HttpResult
+from nereid.client.request import CHANNEL_OPTIONS, key_header
+from nereid.client.rest import JSON_LENGTH_HEADER, json_size_of
+from nereid.client.result_kind import MALFORMED_ERRORS, HttpResult
 
 HTTP, GRPC = "http", "grpc"
 DEFAULT_HOST = "http://127.0.0.1:8000"
 # By default gRPC shares a connection between channels to the same server.
-OWN_CONNECTION = [*CHANNEL, ("grpc.use_local_subchannel_pool", 1)]
+OWN_CONNECTION = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
 # After Locust's patches and before the first channel; else a gRPC request blocks all greenlets.
 grpc.experimental.gevent.init_gevent()
@@ -61,7 +61,7 @@ class HttpCaller(FastHttpUser):
         options = self.environment.parsed_options
         request, begin_s = self.requests.next(), time.monotonic()
         # Without the last one Locust requests compressed responses, which cost the server time.
-        headers = {LENGTH: "0", "Accept-Encoding": "identity", **_headers(options, request)}
+        headers = {JSON_LENGTH_HEADER: "0", "Accept-Encoding": "identity", **_headers(options, request)}
         path = f"/v2/models/{quote(options.model)}/infer"
         body: Any = request.photo.content  # Locust's type excludes bytes
         with self.client.post(
@@ -79,7 +79,7 @@ class HttpCaller(FastHttpUser):
             return str(response.error) or type(response.error).__name__
         if response.status_code != 200:
             return f"status {response.status_code}: {response.text}"
-        size = response.headers.get(LENGTH)
+        size = response.headers.get(JSON_LENGTH_HEADER)
         return _fault(self, request, lambda: HttpResult(response.content, json_size_of(size)))
 
 
@@ -134,7 +134,7 @@ def _fault(user: Any, request: ImageRequest, result: Callable[[], Any]) -> str:
     """Return the fault of a response, empty for a correct one."""
     try:
         got = request_mix.read(result(), RESULTS[user.environment.parsed_options.task])
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         return f"invalid response: {error}"
     return request_mix.fault(request, got, user.protocol, user.environment.scheduler.statistics)
 

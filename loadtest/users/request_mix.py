@@ -88,7 +88,7 @@ def read(result: Any, output: str = SCORES) -> Answer:
     """Read an `HttpResult`, or gRPC's `InferResult`; `output` has the result of the task, see `RESULTS`.
 
     Raises:
-        Exception: one of `MALFORMED`: the response is not from a model of the task.
+        Exception: one of `MALFORMED_ERRORS`: the response is not from a model of the task.
     """
     values, variants = result.as_numpy(output), result.as_numpy(VARIANT)
     if values is None:

@@ -15,25 +15,25 @@ def find_model(repository: Path, name: str, task: Task) -> str:
     Raises:
         WrongUsage: the repository has no such model, or several; the message lists their names.
     """
-    wanted = name or task.model
-    if (repository / wanted).is_dir():
-        return wanted
+    model = name or task.model
+    if (repository / model).is_dir():
+        return model
     from nereid.models.routes.location import check_repository, models_with
 
     check_repository(repository)
-    fitting = models_with(repository, task.outputs)
-    known = ", ".join(fitting)
-    if not fitting:
+    matches = models_with(repository, task.outputs)
+    names = ", ".join(matches)
+    if not matches:
         outputs = ", ".join(f"'{output}'" for output in task.outputs)
         word = "outputs" if len(task.outputs) > 1 else "output"
         raise WrongUsage(
             f"'{repository}' has no model with input '{IMAGE}' and {word} {outputs}; fix: {task.fix}"
         )
     if name:
-        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {known}")
-    if len(fitting) > 1:
-        raise WrongUsage(f"'{repository}' has several models; fix: name one with --model: {known}")
-    return fitting[0]
+        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {names}")
+    if len(matches) > 1:
+        raise WrongUsage(f"'{repository}' has several models; fix: name one with --model: {names}")
+    return matches[0]
 
 
 def find_any_model(repository: Path, name: str) -> str:
@@ -43,18 +43,18 @@ def find_any_model(repository: Path, name: str) -> str:
         WrongUsage: the repository has no such model, or none; the message lists the models of all tasks.
     """
     from nereid.models.routes.location import check_repository, models_with
-    from nereid.repository.layout import is_model, model_folders
+    from nereid.repository.repository_index import is_model, model_folders
 
     check_repository(repository)
     pairs = [(task, model) for task in TASKS for model in models_with(repository, task.outputs)]
     pairs.sort(key=lambda pair: (pair[0] is not DEFAULT, pair[1] != pair[0].model))
-    known = [*dict.fromkeys(model for _, model in pairs)]
-    known = known or [folder.name for folder in model_folders(repository) if is_model(folder)]
+    models = [*dict.fromkeys(model for _, model in pairs)]
+    models = models or [folder.name for folder in model_folders(repository) if is_model(folder)]
     if name and not (repository / name).is_dir():
-        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {', '.join(known)}")
-    if not known:
+        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {', '.join(models)}")
+    if not models:
         raise WrongUsage(f"'{repository}' has no model; fix: nereid add FILE --repository {repository}")
-    return name or known[0]
+    return name or models[0]
 
 
 def changeable_repository(repository: Path) -> Path:

@@ -13,7 +13,7 @@ from nereid.base.errors import ServerError
 from nereid.base.processes import available_cores
 from nereid.base.tracing.records import Sampling
 from nereid.gateway.key_changes import open_ring
-from nereid.gateway.settings import Listen, Settings
+from nereid.gateway.settings import GatewaySettings, ListenOptions
 from nereid.server import run_dir
 from nereid.tasks import DEFAULT
 
@@ -37,8 +37,8 @@ class GatewayOptions:
         logs_requests: whether each request is logged on stderr.
     """
 
-    listen: Listen
-    settings: Settings
+    listen: ListenOptions
+    settings: GatewaySettings
     repository: Path | None
     models: tuple[str, ...] = ()
     keys: Path | None = None
@@ -61,7 +61,7 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
     from nereid.gateway.http import serving
     from nereid.gateway.models import FixedModels
 
-    settings, repository, base = options.settings, options.repository, run_dir.root(environment)
+    settings, repository, run_root = options.settings, options.repository, run_dir.root(environment)
     source: ModelSource
     if repository is None:
         source = FixedModels(options.models or (DEFAULT.model,), settings.url)
@@ -69,19 +69,19 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
         from nereid.application.repository_models import RepositoryModels
 
         models = [find_any_model(repository, name) for name in options.models or ("",)]
-        source = RepositoryModels(repository, lambda: run_dir.find(base, repository), models)
-        if running := run_dir.find(base, repository):
+        source = RepositoryModels(repository, lambda: run_dir.find(run_root, repository), models)
+        if running := run_dir.find(run_root, repository):
             sampling = Sampling(running.trace_share, running.objective_ms / 1e3)
             settings = replace(settings, url=running.url("http"), traces=running.traces, sampling=sampling)
     settings = replace(settings, model=source.names()[0])
     with ExitStack() as stack:
-        announce = _announcement(base, options.listen.host, repository, stack)
+        announce = _announcement(run_root, options.listen.host, repository, stack)
         ring = open_ring(options.keys, environment)
         serving.serve(settings, options.listen, ring, source, announce, options.logs_requests)
 
 
 def _announcement(
-    base: Path, host: str, repository: Path | None, stack: ExitStack
+    run_root: Path, host: str, repository: Path | None, stack: ExitStack
 ) -> Callable[[dict[str, int]], None]:
     """Return a function that prints the ports, and records HTTP's for `status` until `stack` closes."""
 
@@ -89,7 +89,7 @@ def _announcement(
         print(json.dumps(ports), flush=True)
         if repository:
             with suppress(ServerError, OSError):  # such as a read-only file system
-                folder = stack.enter_context(run_dir.occupy(base, repository))
-                run_dir.write(folder, run_dir.GatewayRecord(os.getpid(), host, ports["http"]))
+                folder = stack.enter_context(run_dir.occupy(run_root, repository))
+                run_dir.write(folder, run_dir.GatewayInfo(os.getpid(), host, ports["http"]))
 
     return announce

@@ -12,24 +12,25 @@ from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
 from nereid.gateway.failures import UNAVAILABLE_RETRY_S, Failure, invalid_request
 from nereid.gateway.models import PreviewRefused
-from nereid.gateway.route_control import RolloutOrder, RolloutState, RouteState, VariantState
-from nereid.models.rollout import orders
+from nereid.gateway.route_control import RolloutCommand, RolloutState, RouteState, VariantState
+from nereid.models.rollout import commands
+from nereid.models.rollout.commands import ALLOWED_PHASES, CommandRefused
 from nereid.models.rollout.plan import make_plan
 from nereid.models.rollout.rollout_journal import RolloutActive, RolloutJournals
 from nereid.models.routes import change
-from nereid.models.routes.change import NO_SERVER, SERVED, RunningServer, served_status
+from nereid.models.routes.change import NO_SERVER_STATUS, SERVED_STATUS, RunningServer, served_status
 from nereid.models.routes.location import (
     RouteFileSnapshot,
     RouteLocation,
     find_route,
     find_routes,
-    load_present_route,
+    load_current_route,
     models_with,
     preprocessing_of,
     read_state,
 )
-from nereid.repository.layout import output_names, versions_there
-from nereid.server.run_dir import ServerRecord
+from nereid.repository.repository_index import output_names, versions_there
+from nereid.server.run_dir import ServerInfo
 from nereid.tasks import TASKS
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.imaging.preprocessor import preview
@@ -45,7 +46,7 @@ class RepositoryModels:
     """
 
     def __init__(
-        self, repository: Path, find: Callable[[], ServerRecord | None], first: Sequence[str] = ()
+        self, repository: Path, find: Callable[[], ServerInfo | None], first: Sequence[str] = ()
     ) -> None:
         self._repository, self._find, self._first = repository, find, first
         self.publisher = RepositoryPublisher(repository)
@@ -103,56 +104,56 @@ class RepositoryModels:
 class RepositoryRoute:
     """The `RouteControl` of a route in a repository; `find` returns the running server, if one runs."""
 
-    def __init__(self, repository: Path, name: str, find: Callable[[], ServerRecord | None]) -> None:
+    def __init__(self, repository: Path, name: str, find: Callable[[], ServerInfo | None]) -> None:
         self._repository, self._name, self._find = repository, name, find
 
     def show(self) -> RouteState:
         """Return the route file, and whether the server serves it."""
         with _failures("the route cannot be read"):
             location = find_route(self._repository, self._name)
-            loaded = load_present_route(location, read_state(location))
+            loaded = load_current_route(location, read_state(location))
             status, served = served_status(RunningServer.of(self._find()), location.name, loaded.sha256)
             rollout = _rollout(location)
         route, variants = loaded.route, _variants(loaded, served.breakers if served else {})
         # The server's address is not for clients of a gateway.
-        detail = status if status in (SERVED, NO_SERVER) else "not served yet, or unknown"
+        detail = status if status in (SERVED_STATUS, NO_SERVER_STATUS) else "not served yet, or unknown"
         return RouteState(
-            location.name, route.generation, route.default, status == SERVED, detail, variants, rollout
+            location.name, route.generation, route.default, status == SERVED_STATUS, detail, variants, rollout
         )
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them."""
 
-        def propose(present: RouteFileSnapshot) -> change.Proposal:
-            current = present.route().generation
-            if generation is not None and generation != current:
-                text = f"expected generation {generation}, got {current}: the route has changed"
+        def propose(current: RouteFileSnapshot) -> change.Proposal:
+            current_generation = current.route().generation
+            if generation is not None and generation != current_generation:
+                text = f"expected generation {generation}, got {current_generation}: the route has changed"
                 raise Failure("conflict", text)
             note = f"set through the gateway by {author}"
-            return change.Proposal(change.propose_weights(weights)(present).route, note)
+            return change.Proposal(change.propose_weights(weights)(current).route, note)
 
         failed = "the server does not serve the change; see the route and the log"
         with _failures(failed, WrongUsage, InvalidConfig):
             change.change(find_route(self._repository, self._name), propose, RunningServer.of(self._find()))
         return self.show()
 
-    def order_rollout(
-        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    def issue_rollout_command(
+        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
     ) -> RouteState:
-        """Start a rollout with the default limits, or give an order to the active one."""
-        who = f"{order} through the gateway by {author}"
+        """Start a rollout with the default limits, or give a command to the active one."""
+        who = f"{command} through the gateway by {author}"
         with _failures("the rollout cannot be changed now; see the log", WrongUsage):
             location = find_route(self._repository, self._name)
-            if order in ("start", "resume", "promote") and not orders.wait_controlled(location):
+            if command in ("start", "resume", "promote") and not commands.wait_controlled(location):
                 text = "no controller is running; fix: nereid serve, or nereid rollout controller"
                 raise Failure("conflict", text)
-            if order == "start":
+            if command == "start":
                 plan = make_plan(candidate=candidate, **({"steps": steps} if steps else {}))
-                orders.start(location, plan, self._find(), who)
+                commands.start(location, plan, self._find(), who)
             else:
-                orders.order(location, order, who)
-            if order == "abort" and not orders.is_controlled(location):
-                orders.finish(location, self._find, lambda line: None)
+                commands.issue(location, command, who)
+            if command == "abort" and not commands.is_controlled(location):
+                commands.finish(location, self._find, lambda line: None)
         return self.show()
 
 
@@ -174,7 +175,7 @@ def _rollout(location: RouteLocation) -> RolloutState | None:
         return None
     if rollout.waiting:  # it may have addresses and paths of this machine
         rollout = replace(rollout, waiting="see nereid rollout status")
-    allowed: list[str] = [order for order, phases in orders.ORDERS.items() if rollout.phase in phases]
+    allowed: list[str] = [command for command, phases in ALLOWED_PHASES.items() if rollout.phase in phases]
     return RolloutState(rollout.number, rollout.plan.candidate, rollout.phase, allowed, str(rollout))
 
 
@@ -188,7 +189,7 @@ def _failures(failed: str, *refused: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (orders.OrderRefused, RolloutActive) as error:
+    except (CommandRefused, RolloutActive) as error:
         raise Failure("conflict", str(error)) from None
     except refused as error:
         raise invalid_request(str(error)) from None

@@ -16,11 +16,11 @@ from nereid.application import launcher
 from nereid.application.exit_codes import WRONG_USAGE
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.gateway.failures import Failure
-from nereid.gateway.models import PublishAnswer, PublishOrder
+from nereid.gateway.models import PublishAnswer, PublishCommand
 
 # The start of the last line of a command that failed as expected.
 ERROR = "error: "
-RETRY_S = 1.0
+RETRY_AFTER_S = 1.0
 log = logging.getLogger("nereid.gateway")
 
 
@@ -30,11 +30,11 @@ class RepositoryPublisher:
 
     repository: Path
 
-    async def publish(self, order: PublishOrder) -> PublishAnswer:
+    async def publish(self, command: PublishCommand) -> PublishAnswer:
         """Publish a network; the process runs to completion even if the client disconnects.
 
         Raises:
-            WrongUsage: the order itself is invalid.
+            WrongUsage: the command itself is invalid.
             OperationFailed: the network or the server was refused.
             Failure: `unavailable`, the process ended without a reason.
         """
@@ -42,19 +42,21 @@ class RepositoryPublisher:
         process = await asyncio.create_subprocess_exec(
             *launcher.command(publish_network), stdin=pipe, stdout=pipe, stderr=pipe
         )
-        out, err = await process.communicate(launcher.encode(order))
+        out, err = await process.communicate(launcher.encode(command))
         if process.returncode == 0:
             return msgspec.json.decode(out, type=PublishAnswer)
-        last = err.decode(errors="replace").strip().rpartition("\n")[2]
-        if not last.startswith(ERROR):
-            log.error("publishing %s ended with status %s: %s", order.model, process.returncode, last)
+        last_line = err.decode(errors="replace").strip().rpartition("\n")[2]
+        if not last_line.startswith(ERROR):
+            log.error("publishing %s ended with status %s: %s", command.model, process.returncode, last_line)
             text = f"the publication ended with status {process.returncode}, perhaps for lack of memory"
-            raise Failure("unavailable", f"{text}; nereid versions shows whether it is complete", RETRY_S)
-        reason = last.removeprefix(ERROR)
+            raise Failure(
+                "unavailable", f"{text}; nereid versions shows whether it is complete", RETRY_AFTER_S
+            )
+        reason = last_line.removeprefix(ERROR)
         raise WrongUsage(reason) if process.returncode == WRONG_USAGE else OperationFailed(reason)
 
 
-def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> None:
+def publish_network(options: PublishCommand, environment: Mapping[str, str]) -> None:
     """Publish a network, and print the answer as JSON.
 
     Raises:
@@ -68,9 +70,9 @@ def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> No
     from nereid.server import run_dir
 
     repository = changeable_repository(options.repository)
-    record = run_dir.find(run_dir.root(environment), repository)
+    server_info = run_dir.find(run_dir.root(environment), repository)
     limits: dict[str, Any] = {"is_change_accepted": options.is_change_accepted, **options.limits}
     done = publisher.publish(
-        repository, options.model, options.source, record, ExaminationLimits(**limits), options.share
+        repository, options.model, options.source, server_info, ExaminationLimits(**limits), options.share
     )
-    print(msgspec.json.encode(PublishAnswer(done.model, done.version, done.line(record))).decode())
+    print(msgspec.json.encode(PublishAnswer(done.model, done.version, done.line(server_info))).decode())

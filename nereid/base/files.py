@@ -16,7 +16,7 @@ from nereid.base.errors import InvalidConfig, OperationFailed
 # System errors for a full disk and an exhausted quota.
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 LOCK_TIMEOUT_S = 5.0
-POLL_S = 0.02
+POLL_INTERVAL_S = 0.02
 
 
 class LockTimeout(OperationFailed):
@@ -144,7 +144,7 @@ def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> I
                 raise LockTimeout(
                     f"'{path}' is locked by another `{holder}`; fix: try again when that command has ended"
                 )
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
         yield file
 
 

@@ -180,10 +180,10 @@ class HttpConnectionPool:
             OSError: there was no response; a TimeoutError without an errno means it did not arrive in time.
             HTTPException: the peer does not speak HTTP.
         """
-        head, began_s = self.build_head(method, path, headers, sum(map(len, body))), time.monotonic()
+        head, start_s = self.build_head(method, path, headers, sum(map(len, body))), time.monotonic()
         async with AcquiredConnection(self._url, self._idle, self._busy, timeout_s) as connection:
-            left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began_s)
-            return await connection.send([head, *filter(len, body)], left_s)
+            remaining_s = None if timeout_s is None else timeout_s - (time.monotonic() - start_s)
+            return await connection.send([head, *filter(len, body)], remaining_s)
 
     def close(self) -> None:
         """Close all connections; requests in flight fail."""

@@ -57,10 +57,10 @@ class Journal(Generic[Entry]):
                     f"cannot read line {number} of '{self.path}': another release of nereid wrote it; "
                     "fix: finish with that release, or check the repository and move the file away"
                 )
-        last = max(lines, default=0)
-        if last and lines[last] is _Fault.DAMAGED:
+        last_number = max(lines, default=0)
+        if last_number and lines[last_number] is _Fault.DAMAGED:
             raise OperationFailed(
-                f"line {last} of '{self.path}' is damaged, so the last change may be incomplete; "
+                f"line {last_number} of '{self.path}' is damaged, so the last change may be incomplete; "
                 "fix: nereid check, repair the repository if that is needed, then remove this line"
             )
         return _entries(lines)

@@ -17,7 +17,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNALLED = 128
 PR_SET_PDEATHSIG = 1
 # Seconds within which a killed process exits, unless it is stuck in the kernel.
-KILL_S = 1.0
+KILL_TIMEOUT_S = 1.0
 # A child that has run this long, in seconds, counts as started.
 RESTART_CALM_S = 10.0
 # Parameters of mallopt. Source: glibc's malloc.h.
@@ -128,20 +128,20 @@ def on_signals(
     """
     left = list(actions)
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(received: int, frame: FrameType | None) -> None:
         action = left.pop(0) if left else None
         if not left:
             for signum in signals:
                 signal.signal(signum, then)
         if action:
-            action(number)
+            action(received)
 
     for signum in signals:
         signal.signal(signum, handle)
 
 
 def run_within(
-    words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> tuple[int | None, str]:
     """Run a command and return its exit status and output; the status is None if it did not finish in time.
 
@@ -153,7 +153,7 @@ def run_within(
     import subprocess  # not at the top: stubs import this module, and never need it
 
     process = subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -168,7 +168,7 @@ def run_within(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            output, _ = process.communicate(timeout=KILL_S)
+            output, _ = process.communicate(timeout=KILL_TIMEOUT_S)
         return None, output
     return process.returncode, output
 
@@ -187,7 +187,7 @@ class StopFlag:
         """Return whether a signal has arrived."""
         return self._is_set
 
-    def _set(self, number: int) -> None:
+    def _set(self, signum: int) -> None:
         self._is_set = True
 
 
@@ -195,8 +195,8 @@ class StopFlag:
 def exit_on_sigterm() -> Iterator[None]:
     """Raise `SystemExit` on the first SIGTERM so that context managers exit; ignore further ones."""
 
-    def leave(number: int) -> None:
-        raise SystemExit(SIGNALLED + number)
+    def leave(signum: int) -> None:
+        raise SystemExit(SIGNALLED + signum)
 
     before = signal.getsignal(signal.SIGTERM)
     on_signals(leave, then=signal.SIG_IGN, signals=[signal.SIGTERM])
@@ -231,20 +231,20 @@ class BackOff:
         self, delays_s: Sequence[float] = (0.1, 1.0, 2.0, 5.0), calm_s: float = RESTART_CALM_S
     ) -> None:
         self._delays_s, self._calm_s = delays_s, calm_s
-        self._failures, self._began_s = 0, -inf
+        self._failures, self._start_s = 0, -inf
         self.due_s: float | None = None
 
-    def began(self, now_s: float) -> None:
+    def record_start(self, now_s: float) -> None:
         """Record the start of an attempt, or the time from which it counts as successful."""
-        self._began_s, self.due_s = now_s, None
+        self._start_s, self.due_s = now_s, None
 
-    def failed(self, now_s: float) -> float:
-        """Return the seconds to wait after a failure."""
-        if now_s - self._began_s >= self._calm_s:
+    def record_failure(self, now_s: float) -> float:
+        """Record a failure, and return the seconds to wait before the next attempt."""
+        if now_s - self._start_s >= self._calm_s:
             self._failures = 0
         delay_s = self._delays_s[min(self._failures, len(self._delays_s) - 1)]
         self._failures += 1
-        self._began_s, self.due_s = now_s, now_s + delay_s
+        self._start_s, self.due_s = now_s, now_s + delay_s
         return delay_s
 
 

@@ -20,8 +20,8 @@ def escaped(text: str) -> str:
 
 def split_lines(text: str) -> list[str]:
     """Split a text into lines, dropping empty ones at the end; only LF and CR LF break lines."""
-    kept = text.replace("\r\n", "\n").rstrip("\n")
-    return kept.split("\n") if kept else []
+    trimmed = text.replace("\r\n", "\n").rstrip("\n")
+    return trimmed.split("\n") if trimmed else []
 
 
 def format_bytes(count: int) -> str:

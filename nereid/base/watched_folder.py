@@ -7,7 +7,7 @@ from pathlib import Path
 from nereid.base.processes import StopFlag
 
 # Folders are also listed at this interval, because NFS sends no notifications.
-POLL_S = 2.5
+POLL_INTERVAL_S = 2.5
 
 # A file's inode, size and change time.
 Status = tuple[int, int, int]

@@ -66,9 +66,9 @@ def check(
 
 def doctor(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
     """Check that this machine has everything the embedded server needs; each failure names its fix."""
-    from nereid.insight.observe.doctor import examine
+    from nereid.insight.observe.doctor import diagnose
 
-    findings = list(examine(environment(context), repository))
+    findings = list(diagnose(environment(context), repository))
     if as_json:
         print(json.dumps([dict(zip(KEYS, astuple(finding), strict=True)) for finding in findings], indent=2))
     else:

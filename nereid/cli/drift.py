@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nereid.insight.drift.recording import History
 
 app = typer.Typer()
-NONE = "—"
+NO_VALUE = "—"
 
 Route = Annotated[
     str,
@@ -68,17 +68,17 @@ def baseline(
     if bool(images) == bool(from_traffic):
         raise WrongUsage("expected one of --images DIR and --from-traffic DURATION")
     location = find_route(changeable_repository(repository), route)
-    record = find_server(context, repository)
-    if record is None:
+    server_info = find_server(context, repository)
+    if server_info is None:
         raise no_server(repository)
-    targets = targets_of(location, record.profile)
+    targets = targets_of(location, server_info.profile)
     if images:
         from nereid.cli.options import collect
         from nereid.insight.drift.baseline import from_images
 
         with value_errors_as_wrong_usage():
             paths = collect([images])
-        made = from_images(record.url("http"), repository, location.name, targets, paths, show_progress)
+        made = from_images(server_info.url("http"), repository, location.name, targets, paths, show_progress)
     else:
         from nereid.backends.routing.reference_file import path_of, read_reference
         from nereid.insight.drift.baseline import from_traffic as of_traffic
@@ -104,11 +104,11 @@ def show(
     from nereid.server import run_dir
 
     location = find_route(repository, route)
-    base = run_dir.root(environment(context))
-    folder = run_dir.find_folder(base, repository)
+    run_root = run_dir.root(environment(context))
+    folder = run_dir.find_folder(run_root, repository)
     if folder is None:
         raise no_server(repository)
-    drifted = report(folder, location.name, run_dir.find_gateways(base, repository))
+    drifted = report(folder, location.name, run_dir.find_gateways(run_root, repository))
     if as_json:
         print(msgspec.json.encode(drifted).decode())
     else:
@@ -186,7 +186,7 @@ def _heading(variant: "VariantDrift") -> str:
 
 def _row(signal: "SignalDrift") -> tuple[str, ...]:
     numbers = [
-        f"{values[measure]:.3f}" if measure in values else NONE
+        f"{values[measure]:.3f}" if measure in values else NO_VALUE
         for measure in ("psi", "js")
         for values in (signal.score, signal.limit)
     ]

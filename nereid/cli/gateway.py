@@ -12,7 +12,7 @@ from nereid.cli import options
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
-from nereid.gateway.settings import KEEP_ALIVE_S, Listen, Settings
+from nereid.gateway.settings import KEEP_ALIVE_S, GatewaySettings, ListenOptions
 from nereid.tasks import DEFAULT
 
 MAX_WORKERS = 64
@@ -103,7 +103,7 @@ def gateway(
     if not url:
         find_server(context, served)  # notes that there are several
     with value_errors_as_wrong_usage():
-        settings = Settings(
+        settings = GatewaySettings(
             url or f"127.0.0.1:{HTTP_PORT}",
             host=host,
             keys_needed=require_keys,
@@ -111,7 +111,7 @@ def gateway(
             allowed_hosts=tuple(allowed_host or ()),
             cors_origins=tuple(cors_origin or ()),
         )
-    listen = Listen(
+    listen = ListenOptions(
         host,
         port,
         grpc_port,

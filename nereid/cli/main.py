@@ -14,7 +14,7 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli import check, demo, drift, gateway, keys, rollout, route, serve, status, top, why
 from nereid.cli.image_commands.image_command import IMAGE_COMMANDS
 from nereid.cli.models import add, publish, tune, versions
-from nereid.cli.options import reflowed, show_help
+from nereid.cli.options import reflow, show_help
 from nereid.cli.server_options import with_server
 
 Commands: TypeAlias = tuple[Callable[..., None], ...]
@@ -74,12 +74,12 @@ app.add_typer(drift.app, name="drift")
 app.add_typer(keys.app, name="key")
 for group in (app, route.app, rollout.app, drift.app, keys.app):
     for info in group.registered_commands:
-        info.help = reflowed(getattr(info.callback, "__doc__", None))
+        info.help = reflow(getattr(info.callback, "__doc__", None))
 
 
-def print_version(wanted: bool) -> None:
+def print_version(is_requested: bool) -> None:
     """Print the version of the installed distribution, and end."""
-    if wanted:
+    if is_requested:
         import nereid
 
         print(f"nereid {nereid.__version__}")

@@ -154,7 +154,7 @@ def show_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def reflowed(text: str | None) -> str:
+def reflow(text: str | None) -> str:
     """Return a help text with one line per paragraph, so that a terminal of any width wraps it."""
     return "\n\n".join(" ".join(lines.split()) for lines in (text or "").split("\n\n"))
 

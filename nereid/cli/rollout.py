@@ -19,7 +19,7 @@ from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
-    from nereid.models.rollout.orders import Forecast, Order
+    from nereid.models.rollout.commands import Command, Forecast
     from nereid.models.rollout.plan import RolloutPlan
     from nereid.models.rollout.rollout_journal import Rollout, RolloutEvent
     from nereid.models.routes.location import RouteLocation
@@ -133,11 +133,11 @@ def start(
     once the counts show that the candidate is not worse; if they show that it is worse, the rollout rolls
     back.
     """
-    from nereid.models.rollout import orders
+    from nereid.models.rollout import commands
 
     plan = _plan(file, context.params)
     location = _location(repository, route)
-    state = orders.start(location, plan, find_server(context, changeable_repository(repository)))
+    state = commands.start(location, plan, find_server(context, changeable_repository(repository)))
     print(f"{location.name}: rollout {state.number} of {plan.candidate} starts with step {state.step_name}")
     _note_controller(location)
 
@@ -156,10 +156,10 @@ def plan_rollout(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Measure the traffic for ten seconds and show what each step needs; nothing is changed."""
-    from nereid.models.rollout import orders
+    from nereid.models.rollout import commands
 
-    location, record = _location(repository, route), find_server(context, repository)
-    _print_forecast(orders.forecast(location, _plan(file, context.params), record))
+    location, server_info = _location(repository, route), find_server(context, repository)
+    _print_forecast(commands.forecast(location, _plan(file, context.params), server_info))
 
 
 @app.command()
@@ -177,19 +177,19 @@ def status(as_json: AsJson = False, route: RouteName = "", repository: Repositor
 @app.command()
 def pause(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """Hold the current weights and make no decisions."""
-    _order("pause", reason, route, repository)
+    _issue("pause", reason, route, repository)
 
 
 @app.command()
 def resume(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """Restart the current step of a paused rollout, counting from zero."""
-    _order("resume", reason, route, repository)
+    _issue("resume", reason, route, repository)
 
 
 @app.command()
 def promote(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """Skip to the last step: the candidate gets all traffic, and its own limits still apply."""
-    _order("promote", reason, route, repository)
+    _issue("promote", reason, route, repository)
 
 
 @app.command()
@@ -198,11 +198,11 @@ def abort(
     context: typer.Context, reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY
 ) -> None:
     """Roll back and end the rollout; the candidate stays loaded."""
-    from nereid.models.rollout import orders
+    from nereid.models.rollout import commands
 
-    _order("abort", reason, route, repository)
+    _issue("abort", reason, route, repository)
     location = _location(repository, route)
-    state = orders.finish(location, lambda: find_server(context, repository), show_progress)
+    state = commands.finish(location, lambda: find_server(context, repository), show_progress)
     print(f"{location.name}: rollout {state.number} is {state.result}")
 
 
@@ -250,20 +250,20 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
             time.sleep(STOP_POLL_S)
 
 
-def _order(what: "Order", reason: str, route: str, repository: Path) -> None:
-    from nereid.models.rollout import orders
+def _issue(action: "Command", reason: str, route: str, repository: Path) -> None:
+    from nereid.models.rollout import commands
 
     location = _location(changeable_repository(repository), route)
-    state = orders.order(location, what, reason)
+    state = commands.issue(location, action, reason)
     print(f"{location.name}: {state}")
-    if what in ("resume", "promote"):
+    if action in ("resume", "promote"):
         _note_controller(location)
 
 
 def _note_controller(location: "RouteLocation") -> None:
-    from nereid.models.rollout import orders
+    from nereid.models.rollout import commands
 
-    if not orders.wait_controlled(location):
+    if not commands.wait_controlled(location):
         text = "no controller is running yet; fix: nereid serve, or nereid rollout controller"
         show_progress(f"note: {text}")
 
@@ -317,7 +317,7 @@ def _print_forecast(forecasts: "Sequence[Forecast]") -> None:
             forecast.step,
             f"{forecast.requests:,}" if forecast.requests else "—",
             "unknown (no traffic)" if math.isinf(forecast.seconds) else f"{forecast.seconds:,.0f} s",
-            forecast.what,
+            forecast.event,
         )
         for forecast in forecasts
     ]

@@ -98,12 +98,12 @@ def diff(
     """
     from nereid.models.routes import change
 
-    location, present = _read(repository, route)
+    location, current = _read(repository, route)
     if propose := _proposal(weights or [], file):
         planned = change.plan(location, propose)
-        old, new = planned.present.route(), planned.route
-    elif before := change.previous(present):
-        old, new = before, present.route()
+        old, new = planned.current.route(), planned.route
+    elif before := change.previous(current):
+        old, new = before, current.route()
     else:
         print("the history has no previous route")
         return
@@ -132,20 +132,20 @@ def explain(
     """Show which variant would answer a request if all variants are healthy, and why."""
     from nereid.base.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
     from nereid.models.routes import explain
-    from nereid.models.routes.location import load_present_route
+    from nereid.models.routes.location import load_current_route
 
-    given = {VARIANT_HEADER: variant, VERSION_HEADER: version, ROUTE_KEY_HEADER: key}
-    parameters = _headers(header or []) | {name: value for name, value in given.items() if value}
-    loaded = load_present_route(*_read(repository, route))
+    option_headers = {VARIANT_HEADER: variant, VERSION_HEADER: version, ROUTE_KEY_HEADER: key}
+    parameters = _headers(header or []) | {name: value for name, value in option_headers.items() if value}
+    loaded = load_current_route(*_read(repository, route))
     _print_explanation(explain.explain(loaded, parameters), as_json)
 
 
 @app.command()
 def history(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """List the route's history, newest first."""
-    location, present = _read(repository, route)
+    location, current = _read(repository, route)
     _report_damage(location)
-    _print_history(present.all_entries, as_json)
+    _print_history(current.all_entries, as_json)
 
 
 @app.command()
@@ -208,8 +208,8 @@ def fallback(
     if names:
         _change(context, change.with_fallbacks(names), offline, route, repository)
         return
-    record = find_server(context, repository)
-    name = add_cpu_fallback(changeable_repository(repository), route, record, print)
+    server_info = find_server(context, repository)
+    name = add_cpu_fallback(changeable_repository(repository), route, server_info, print)
     print(f"{name}: first fallback; its version stays, and nereid retire keeps the files that it needs")
 
 
@@ -234,10 +234,10 @@ def _change(context: typer.Context, propose: "Propose", offline: bool, route: st
     print(change.change(location, propose, server, offline))
 
 
-def _proposal(words: list[str], file: str) -> "Propose | None":
+def _proposal(assignments: list[str], file: str) -> "Propose | None":
     from nereid.models.routes import change
 
-    weights = change.read_weights(words)
+    weights = change.read_weights(assignments)
     if weights and file:
         raise WrongUsage("expected either NAME=WEIGHT… or --file, got both")
     if file:
@@ -256,11 +256,11 @@ def _content(file: str) -> bytes:
         raise WrongUsage(f"cannot read '{file}': {error.strerror}") from None
 
 
-def _headers(words: list[str]) -> dict[str, str]:
-    pairs = [word.partition("=") for word in words]
-    for word, (name, equals, _) in zip(words, pairs, strict=True):
+def _headers(assignments: list[str]) -> dict[str, str]:
+    pairs = [assignment.partition("=") for assignment in assignments]
+    for assignment, (name, equals, _) in zip(assignments, pairs, strict=True):
         if not name or not equals:
-            raise WrongUsage(f"expected --header NAME=VALUE, got '{word}'")
+            raise WrongUsage(f"expected --header NAME=VALUE, got '{assignment}'")
     return {name.lower(): value for name, _, value in pairs}
 
 
@@ -271,7 +271,7 @@ def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
 
 
 def show_route(
-    location: "RouteLocation", present: "RouteFileSnapshot", server: "RunningServer | None", as_json: bool
+    location: "RouteLocation", current: "RouteFileSnapshot", server: "RunningServer | None", as_json: bool
 ) -> None:
     """Print a route, and whether the server serves it.
 
@@ -279,9 +279,9 @@ def show_route(
         OperationFailed, InvalidConfig: the route file is invalid, or names a model that does not exist.
     """
     from nereid.models.routes.change import served_status
-    from nereid.models.routes.location import describe, load_present_route, percent
+    from nereid.models.routes.location import describe, load_current_route, percent
 
-    loaded = load_present_route(location, present)
+    loaded = load_current_route(location, current)
     route, breaker = loaded.route, loaded.route.breaker
     status, served = served_status(server, location.name, loaded.sha256)
     if as_json:
@@ -351,12 +351,12 @@ def _print_history(entries: "tuple[RouteChange, ...]", as_json: bool) -> None:
 def _print_variants(loaded: LoadedRoute, served: "ServedRouteStatus | None") -> None:
     from nereid.models.routes.location import percent
 
-    variants, given = loaded.route.variants, shares(loaded.route)
+    variants, variant_shares = loaded.route.variants, shares(loaded.route)
     columns = ["variant", "model", "version", "network", "weight", "share", "deadline"]
     rows = []
     for v in variants:
         version, network = str(v.version), loaded.network_versions[v.name]
-        weights = f"{v.weight:g}", percent(given[v.name])
+        weights = f"{v.weight:g}", percent(variant_shares[v.name])
         rows.append([v.name, v.model, version, network, *weights, _ms(v.deadline_ms)])
     if served:
         columns.append("breaker")

@@ -13,7 +13,7 @@ from nereid.base.errors import WrongUsage, value_errors_as_wrong_usage
 from nereid.cli.options import environment
 
 if TYPE_CHECKING:
-    from nereid.server.run_dir import ServerRecord
+    from nereid.server.run_dir import ServerInfo
 
 Address: TypeAlias = Annotated[
     str,
@@ -56,7 +56,7 @@ def with_server(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def find_server(context: typer.Context, repository: Path) -> "ServerRecord | None":
+def find_server(context: typer.Context, repository: Path) -> "ServerInfo | None":
     """Return the server that the command line names, else the newest running one of a repository, if any.
 
     If there are several, a note on stderr names the others.
@@ -77,10 +77,10 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
     return servers[-1] if servers else None
 
 
-def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":
+def _named(context: typer.Context, repository: Path, address: str) -> "ServerInfo":
     from nereid.server.command_line import AUTO_PROFILE, DEFAULT_PROFILE, read_token
     from nereid.server.ports import Ports
-    from nereid.server.run_dir import ServerRecord
+    from nereid.server.run_dir import ServerInfo
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -92,4 +92,4 @@ def _named(context: typer.Context, repository: Path, address: str) -> "ServerRec
     if profile == AUTO_PROFILE:  # the GPU of that server is not this machine's
         profile = DEFAULT_PROFILE
     ports = Ports(http=0, grpc=int(port), metrics=int(port) + 1)
-    return ServerRecord(0, host, ports, str(repository), profile, token)
+    return ServerInfo(0, host, ports, str(repository), profile, token)

@@ -69,8 +69,8 @@ def top(
     from nereid.insight.observe.top import TopReader
     from nereid.server import run_dir
 
-    base = run_dir.root(environment(context))
-    reader = TopReader(base, repository, lambda: find_server(context, repository))
+    run_root = run_dir.root(environment(context))
+    reader = TopReader(run_root, repository, lambda: find_server(context, repository))
     terminal = console()
     if once or as_json or not terminal.is_terminal or terminal.is_dumb_terminal:
         _once(reader, interval, as_json)
@@ -85,7 +85,7 @@ def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
     time.sleep(interval_s)
     measured = measure(before, _readable(reader))
     if as_json:
-        print(json.dumps(_rounded(asdict(measured))))
+        print(json.dumps(_round(asdict(measured))))
     else:
         terminal = console()
         terminal.print(view(measured, terminal.width))
@@ -170,12 +170,12 @@ def _sleep(seconds: float) -> str:
     return ""
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, dict):
-        return {name: _rounded(entry) for name, entry in value.items()}
-    return [_rounded(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {name: _round(entry) for name, entry in value.items()}
+    return [_round(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def view(top: "Top", width: int, height: int | None = None, footer: str = "") ->
         parts += [Text(), _table(ROUTES, rows, width)]
         used += 2 + len(rows)
     if top.models:
-        models, note = _fitting(top.models, None if height is None else height - used - 2)
+        models, note = _models_that_fit(top.models, None if height is None else height - used - 2)
         parts += [Text(), _table(MODELS, [*map(_model_row, models)], width)]
         parts += [Text(note, style="dim")] if note else []
     elif top.seconds is None:
@@ -234,35 +234,37 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     """Return a table of the columns that fit the terminal and have a text in some row."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     texts = list(zip(*rows, strict=True)) or [()] * len(columns)
-    shown = [place for place, column in enumerate(columns) if column.width <= width and any(texts[place])]
-    widths = {place: max(map(len, (columns[place].heading, *texts[place]))) for place in shown}
+    shown = [index for index, column in enumerate(columns) if column.width <= width and any(texts[index])]
+    widths = {index: max(map(len, (columns[index].heading, *texts[index]))) for index in shown}
     # Numbers keep their width; the longest names are cut.
-    names = [place for place in shown if not columns[place].is_number]
-    while sum(widths.values()) + len(widths) - 1 > width and max(widths[place] for place in names) > MIN_NAME:
-        widths[max(names, key=lambda place: widths[place])] -= 1
-    for place, most in widths.items():
-        side: Literal["left", "right"] = "right" if columns[place].is_number else "left"
-        table.add_column(columns[place].heading, justify=side, no_wrap=True, overflow="ellipsis", width=most)
+    names = [index for index in shown if not columns[index].is_number]
+    while sum(widths.values()) + len(widths) - 1 > width and max(widths[index] for index in names) > MIN_NAME:
+        widths[max(names, key=lambda index: widths[index])] -= 1
+    for index, max_width in widths.items():
+        side: Literal["left", "right"] = "right" if columns[index].is_number else "left"
+        table.add_column(
+            columns[index].heading, justify=side, no_wrap=True, overflow="ellipsis", width=max_width
+        )
     for row in rows:
-        table.add_row(*(Text(row[place]) for place in shown))  # Text: a name may look like markup
+        table.add_row(*(Text(row[index]) for index in shown))  # Text: a name may look like markup
     return table
 
 
-def _fitting(models: "Sequence[TopModel]", lines: int | None) -> "tuple[Sequence[TopModel], str]":
+def _models_that_fit(models: "Sequence[TopModel]", lines: int | None) -> "tuple[Sequence[TopModel], str]":
     """Return the models that fit into some lines, the busiest first if not all do, and a note."""
     if lines is None or len(models) <= lines:
         return models, ""
-    kept = max(1, lines - 1)
-    busiest = sorted(models, key=lambda model: -model.requests_per_s)[:kept]
-    return busiest, f"… {len(models) - kept} more models with fewer requests"
+    count = max(1, lines - 1)
+    busiest = sorted(models, key=lambda model: -model.requests_per_s)[:count]
+    return busiest, f"… {len(models) - count} more models with fewer requests"
 
 
 def _route_rows(route: "TopRoute") -> Iterator[Row]:
     for variant in route.variants:
         latencies = _number(variant.p50_ms), _number(variant.p99_ms)
         rates = _rate(variant.requests_per_s), _rate(variant.errors_per_s)
-        seen, about = _percent(variant.share), (variant.breaker or UNKNOWN, "", variant.model or UNKNOWN)
-        yield route.name, variant.name, _percent(variant.expected_share), seen, *rates, *latencies, *about
+        share, about = _percent(variant.share), (variant.breaker or UNKNOWN, "", variant.model or UNKNOWN)
+        yield route.name, variant.name, _percent(variant.expected_share), share, *rates, *latencies, *about
     for shadow in route.shadows:
         name, rate = f"{shadow.name} (shadow)", _rate(shadow.requests_per_s)
         agreement = _percent(shadow.agreement)
@@ -314,13 +316,13 @@ def _machine_lines(top: "Top") -> list[Text]:
             for gpu in machine.gpus
         ]
     models = {model.name for model in top.models}
-    own = [
+    processes = [
         f"{process.name} {process.cpu_percent:.0f} % {format_bytes(process.memory_bytes)}"
         for process in top.processes
         if process.name not in models
     ]
-    if own:
-        lines.append(Text(f"processes {', '.join(own)}"))
+    if processes:
+        lines.append(Text(f"processes {', '.join(processes)}"))
     lines += [_rollout_line(route) for route in top.routes]
     return [line for line in lines if line]
 

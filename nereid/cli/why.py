@@ -18,10 +18,10 @@ from nereid.cli.server_options import find_server
 if TYPE_CHECKING:
     from nereid.insight.observe.contention import Contention
     from nereid.insight.observe.why import Diagnosis
-    from nereid.server.run_dir import ServerRecord
+    from nereid.server.run_dir import ServerInfo
 
 BAR_WIDTH = 30
-MEASURED_S = 2.0
+MEASUREMENT_S = 2.0
 
 
 def why(
@@ -55,20 +55,24 @@ def why(
         window_s = parse_duration(window)
     except ValueError as error:
         raise WrongUsage(f"--since: {error}") from None
-    record = find_server(context, repository)
-    if record is None:
+    server_info = find_server(context, repository)
+    if server_info is None:
         raise no_server(repository)
     if request:
-        _show_request([line for line in recorded_requests(record) if request in _ids(line)], request, as_json)
+        _show_request(
+            [line for line in recorded_requests(server_info) if request in _ids(line)], request, as_json
+        )
         return
     lines = [
         line
-        for line in recorded_requests(record, time.time() - window_s)
+        for line in recorded_requests(server_info, time.time() - window_s)
         if model is None or model in (line.get("route"), line.get("model"))
     ]
-    base = run_dir.root(environment(context))
-    contention = _measured(record, [gateway.pid for gateway in run_dir.find_gateways(base, repository)])
-    diagnosis = explain(lines, contention, record.objective_ms)
+    run_root = run_dir.root(environment(context))
+    contention = _measure(
+        server_info, [gateway.pid for gateway in run_dir.find_gateways(run_root, repository)]
+    )
+    diagnosis = explain(lines, contention, server_info.objective_ms)
     if as_json:
         print(json.dumps({**asdict(diagnosis), "contention": asdict(contention)}))
     else:
@@ -79,15 +83,15 @@ def _ids(line: dict[str, Any]) -> tuple[str, str]:
     return line["request_id"], line["trace_id"]
 
 
-def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
+def _measure(server_info: "ServerInfo", gateways: Sequence[int]) -> "Contention":
     from nereid.insight.observe import contention
     from nereid.server.supervision.process_usage import parent_of
 
-    supervisor = parent_of(record.pid)
+    supervisor = parent_of(server_info.pid)
     roots = [*gateways, *([supervisor] if supervisor > 1 else [])]
-    before = contention.read(record.pid, roots)
-    time.sleep(MEASURED_S)
-    return contention.between(before, contention.read(record.pid, roots))
+    before = contention.read(server_info.pid, roots)
+    time.sleep(MEASUREMENT_S)
+    return contention.between(before, contention.read(server_info.pid, roots))
 
 
 def _show(diagnosis: "Diagnosis", contention: "Contention", window_s: float) -> None:
@@ -100,10 +104,10 @@ def _show(diagnosis: "Diagnosis", contention: "Contention", window_s: float) -> 
     if diagnosis.slow_ms:
         print(f"\n{'stage':<10} {'typical':>10} {'slowest 5 %':>12}  difference")
         typical_ms = {name: diagnosis.typical_ms.get(name, 0.0) for name in diagnosis.slow_ms}
-        most = max(1e-9, *(slow - typical_ms[name] for name, slow in diagnosis.slow_ms.items()))
+        max_ms = max(1e-9, *(slow - typical_ms[name] for name, slow in diagnosis.slow_ms.items()))
         for name, slow in diagnosis.slow_ms.items():
             typical = typical_ms[name]
-            bar = "█" * round(BAR_WIDTH * max(0.0, slow - typical) / most)
+            bar = "█" * round(BAR_WIDTH * max(0.0, slow - typical) / max_ms)
             print(f"{name:<10} {format_ms(typical):>10} {format_ms(slow):>12}  {slow - typical:+8.1f} {bar}")
         sizes = " and ".join(format_bytes(round(size)) for size in diagnosis.image_bytes)
         waits = " and ".join(format_ms(wait) for wait in diagnosis.core_wait_ms)

@@ -16,9 +16,9 @@ from nereid.base.contract import read_bad_images, read_batch_limit
 from nereid.client.classifier_errors import ClassifierError, Unreachable, UnusableImage
 from nereid.client.images import ImageLike, Unusable, encode, encode_or_error, name_of
 from nereid.client.request import (
-    CONCURRENCY,
+    DEFAULT_CONCURRENCY,
+    DEFAULT_TIMEOUT_S,
     NO_LIMIT,
-    TIMEOUT_S,
     CheckedOptions,
     MemoryKind,
     ProtocolName,
@@ -72,8 +72,8 @@ class BaseClient(ABC, Generic[Result]):
         url: str,
         protocol: ProtocolName = "grpc",
         model: str = "",
-        timeout_s: float = TIMEOUT_S,
-        concurrency: int = CONCURRENCY,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        concurrency: int = DEFAULT_CONCURRENCY,
         shared_memory: MemoryKind | None = None,
         api_key: str = "",
     ) -> None:
@@ -102,7 +102,7 @@ class BaseClient(ABC, Generic[Result]):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if batch_size > 1 and not self.kind.has_equal_shapes:
             raise ValueError(f"batch_size must be 1, because results differ in size, got {batch_size}")
-        check_options(options, self._timeout_s, known=self.kind.options)
+        check_options(options, self._timeout_s, options_type=self.kind.options)
 
     async def _result(self, image: ImageLike, options: RequestOptions) -> Result:
         request = self._start(options)
@@ -128,9 +128,9 @@ class BaseClient(ABC, Generic[Result]):
             try:
                 results = await self._results(request, files)
             except ClassifierError as error:
-                batch.failed(error)
+                batch.record_failure(error)
             else:
-                batch.succeeded(results)
+                batch.record_results(results)
         self._batch_limit = min(self._batch_limit, batch.limit)
         return batch.outcomes()
 
@@ -162,12 +162,12 @@ class BaseClient(ABC, Generic[Result]):
                     result = await self._attempt(request, files)
                 except ClassifierError as error:
                     if self._memory and isinstance(error, Unreachable):
-                        self._memory.reconnected()
+                        self._memory.on_reconnect()
                     if (pause_s := request.attempts.record_failure(error)) is None:
                         raise
                     await self._connection.pause(pause_s)
                 else:
-                    self._budget.succeeded()
+                    self._budget.record_success()
                     break
         if not self.kind.is_complete(result, len(files)):
             names = ", ".join(self.kind.outputs)
@@ -178,7 +178,7 @@ class BaseClient(ABC, Generic[Result]):
         if not self._outputs:
             remaining_s = request.attempts.remaining_s()
             metadata = await self._connection.read("get_model_metadata", remaining_s, self.model)
-            self._outputs = self.kind.wanted_outputs(metadata)
+            self._outputs = self.kind.needed_outputs(metadata)
         infer, result = partial(self._infer, request), None
         if self._memory:
             result = await self._memory.infer(files, request.attempts, infer)
@@ -220,11 +220,11 @@ class BatchSplit(Generic[Value]):
         """Return the images for the next request, or None once every image has an outcome."""
         return [self._images[index] for index in self._requests[0]] if self._requests else None
 
-    def succeeded(self, results: Sequence[Value]) -> None:
+    def record_results(self, results: Sequence[Value]) -> None:
         """Record the results of the current request."""
         self._outcomes.update(zip(self._requests.popleft(), results, strict=True))
 
-    def failed(self, error: ClassifierError) -> None:
+    def record_failure(self, error: ClassifierError) -> None:
         """Record the error of the current request, and queue the images that may still succeed."""
         indices = self._requests.popleft()
         text = str(error)
@@ -232,9 +232,12 @@ class BatchSplit(Generic[Value]):
             self.limit = limit
             self._requests.extendleft(reversed(_parts(indices, self.limit)))
         elif len(indices) > 1 and (bad := read_bad_images(text, len(indices))):
-            rest = [index for number, index in enumerate(indices) if number not in bad.reasons]
+            rest = [index for position, index in enumerate(indices) if position not in bad.reasons]
             self._outcomes.update(
-                {indices[number]: type(error)(bad.prefix + reason) for number, reason in bad.reasons.items()}
+                {
+                    indices[position]: type(error)(bad.prefix + reason)
+                    for position, reason in bad.reasons.items()
+                }
             )
             # If the list does not match the request, each image is sent on its own.
             self._requests.extendleft(reversed(_parts(rest, len(indices) if bad.reasons else 1)))

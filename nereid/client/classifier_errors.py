@@ -22,7 +22,7 @@ from nereid.base import contract
 if TYPE_CHECKING:
     from tritonclient.utils import InferenceServerException
 
-Fault = Literal["caller", "server", "network"]
+ErrorSource = Literal["caller", "server", "network"]
 
 
 class ClassifierError(Exception):
@@ -34,7 +34,7 @@ class ClassifierError(Exception):
         image: name of the image, as in `Prediction`, for an outcome of `classify_many`; otherwise empty.
     """
 
-    fault: ClassVar[Fault] = "server"
+    fault: ClassVar[ErrorSource] = "server"
     is_repeatable: ClassVar[bool] = False
     image: str = ""
 
@@ -144,12 +144,12 @@ _PORTS: tuple[tuple[str, str], ...] = (
 
 def connection_hint(text: str) -> str:
     """Return why an error text says no connection is possible, and what to do; empty if unknown."""
-    return next((hint for seen, hint in _PORTS if re.match(seen, text, re.DOTALL)), "")
+    return next((hint for pattern, hint in _PORTS if re.match(pattern, text, re.DOTALL)), "")
 
 
 def is_overload(text: str) -> bool:
     """Return whether a server rejected a request because it was overloaded."""
-    return any(words in text for words, kind in _SERVER_TEXTS if kind is Overloaded)
+    return any(phrase in text for phrase, kind in _SERVER_TEXTS if kind is Overloaded)
 
 
 def is_final(error: BaseException) -> bool:
@@ -159,13 +159,13 @@ def is_final(error: BaseException) -> bool:
     """
     if isinstance(error, TimedOut) or not isinstance(error, ClassifierError):
         return False
-    return isinstance(error, RequestRefused) or any(words in str(error) for words, _ in _SERVER_TEXTS)
+    return isinstance(error, RequestRefused) or any(phrase in str(error) for phrase, _ in _SERVER_TEXTS)
 
 
 def from_triton(error: "InferenceServerException") -> ClassifierError:
     """Return the error for a tritonclient exception: an error response from Triton or a transport failure."""
     status, text = error.status(), error.message() or str(error)
-    matches = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
+    matches = [(text.find(phrase), kind) for phrase, kind in _TEXTS if phrase in text]
     if matches:
         return min(matches, key=lambda pair: pair[0])[1](text)
     return _STATUSES.get(status, ServerFailed)(text)

@@ -15,11 +15,11 @@ from nereid.base.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION
 ProtocolName = Literal["grpc", "http"]
 MemoryKind = Literal["system", "cuda"]
 DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
-TIMEOUT_S = 30.0
-CONCURRENCY = 8
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_CONCURRENCY = 8
 # The transport sets the framing headers; gRPC reserves the prefix `grpc-`, and the suffix `-bin` for bytes.
-HEADER = re.compile(r"(?!grpc-)[a-z0-9_.-]+(?<!-bin)")
-FRAMING = re.compile(
+HEADER_NAME = re.compile(r"(?!grpc-)[a-z0-9_.-]+(?<!-bin)")
+FRAMING_HEADER = re.compile(
     "accept-encoding|connection|content-encoding|content-length|expect|inference-header-content-length|te|"
     "trailer|transfer-encoding|upgrade"
 )
@@ -28,7 +28,7 @@ NO_LIMIT = 2**31
 # One day; Triton expects an integer of µs.
 MAX_TIMEOUT_S = 86_400.0
 # Reconnect soon after a broken connection: gRPC's default starts at a second and grows.
-CHANNEL = [
+CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -148,7 +148,7 @@ def key_header(api_key: str) -> Mapping[str, str]:
 
 
 def check_options(
-    options: RequestOptions, timeout_s: float, is_for_scores: bool = False, known: type = Options
+    options: RequestOptions, timeout_s: float, is_for_scores: bool = False, options_type: type = Options
 ) -> CheckedOptions:
     """Check the options of one request.
 
@@ -156,22 +156,22 @@ def check_options(
         options: the caller's options.
         timeout_s: default time limit in seconds.
         is_for_scores: whether the scores of all classes are requested.
-        known: the options class for this kind of request.
+        options_type: the options class for this kind of request.
 
     Raises:
         ValueError: an option is unknown or invalid.
     """
-    names = known.__annotations__.keys()
+    names = options_type.__annotations__.keys()
     if unknown := sorted(options.keys() - names):
         raise ValueError(f"unknown option '{unknown[0]}', expected one of {', '.join(sorted(names))}")
-    given: dict[str, Any] = {
+    all_headers: dict[str, Any] = {
         **{str(name).lower(): value for name, value in options.get("headers", {}).items()},
         **{header: options.get(name, "") for name, header in OPTION_HEADERS.items()},
     }
-    headers = {name: value for name, value in given.items() if value or not isinstance(value, str)}
+    headers = {name: value for name, value in all_headers.items() if value or not isinstance(value, str)}
     request_id = options.get("request_id") or uuid.uuid4().hex
     for name in headers:
-        if not HEADER.fullmatch(name) or FRAMING.fullmatch(name):
+        if not HEADER_NAME.fullmatch(name) or FRAMING_HEADER.fullmatch(name):
             raise ValueError(f"a header must not be named {name!r}")
     for name, value in {**headers, "request_id": request_id}.items():
         if not (isinstance(value, str) and value.isascii() and value.isprintable()):

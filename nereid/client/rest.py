@@ -21,7 +21,7 @@ from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.request import HttpInput, HttpOutput
 from nereid.client.result_kind import HttpResult
 
-LENGTH = "Inference-Header-Content-Length"
+JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 # Converts a response body, given the size of its JSON header if binary data follows.
 Read: TypeAlias = Callable[[bytes, int | None], Any]
 
@@ -76,7 +76,7 @@ class RestMethods(ABC):
         }
         head = json.dumps(document, separators=(",", ":")).encode()
         body = [head, *(part for tensor in inputs for part in tensor.parts)]
-        length = {LENGTH: str(len(head))} if len(body) > 1 else {}
+        length = {JSON_LENGTH_HEADER: str(len(head))} if len(body) > 1 else {}
         path = f"models/{quote(model)}/infer"
 
         def read(content: bytes, json_size: int | None) -> Any:
@@ -198,7 +198,7 @@ class RestClient(RestMethods):
             response = connection.getresponse()
             content = response.read()
             if response.status == http.client.OK:
-                result = request.read(content, json_size_of(response.headers.get(LENGTH)))
+                result = request.read(content, json_size_of(response.headers.get(JSON_LENGTH_HEADER)))
         except BaseException:
             self._put_back(connection, is_usable=False)  # part of this or another response may be left
             raise
@@ -340,7 +340,7 @@ def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
     return list(addresses)
 
 
-_LENGTH = LENGTH.lower().encode()
+_LENGTH = JSON_LENGTH_HEADER.lower().encode()
 
 
 class AsyncRestClient(RestMethods):

@@ -13,7 +13,7 @@ from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.request import RequestOptions
 
 # Exceptions raised by tritonclient and this package on a malformed response.
-MALFORMED = (AttributeError, LookupError, TypeError, ValueError, struct.error)
+MALFORMED_ERRORS = (AttributeError, LookupError, TypeError, ValueError, struct.error)
 Result = TypeVar("Result")
 # NumPy dtypes of v2 datatypes. Source: docs/protocol of triton-inference-server/server.
 _TYPES = {"BOOL": "?", "BYTES": "O", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"} | {
@@ -117,7 +117,7 @@ class ResultKind(Generic[Result]):
     ranked: str = ""
     has_equal_shapes: bool = True
 
-    def wanted_outputs(self, metadata: Any) -> list[str]:
+    def needed_outputs(self, metadata: Any) -> list[str]:
         """Return the names of the outputs to request from a model.
 
         Raises:
@@ -140,7 +140,7 @@ class ResultKind(Generic[Result]):
         """Return whether a response has all outputs for `count` images."""
         try:
             return self.count(result) == count
-        except MALFORMED:
+        except MALFORMED_ERRORS:
             return False
 
     def read(self, result: Any, model: str, request_id: str, timings: Timings) -> list[Result]:
@@ -151,17 +151,19 @@ class ResultKind(Generic[Result]):
         """
         try:
             response = result.get_response()
-            own_version = response["model_version"] if isinstance(response, dict) else response.model_version
+            model_version = (
+                response["model_version"] if isinstance(response, dict) else response.model_version
+            )
             values = self.values(result)
             columns = []
             for name in (VARIANT, VERSION, REASON):
                 array = result.as_numpy(name)  # one word per image, or no output
-                words = [""] * len(values) if array is None else map(bytes.decode, array.ravel())
-                columns.append(words)
+                texts = [""] * len(values) if array is None else map(bytes.decode, array.ravel())
+                columns.append(texts)
             results = []
             for value, variant, version, reason in zip(values, *columns, strict=True):
-                source = model, version or own_version, variant, reason
+                source = model, version or model_version, variant, reason
                 results.append(self.result(*value, *source, request_id, timings))
             return results
-        except MALFORMED as error:
+        except MALFORMED_ERRORS as error:
             raise Unreachable(f"the peer is not a Triton server: {type(error).__name__}: {error}") from None

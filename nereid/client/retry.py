@@ -19,7 +19,7 @@ class RetryBudget:
     they can all be sent again. It keeps its size until it is full, because some may notice late.
 
     Attributes:
-        taken: tokens currently missing from the bucket.
+        spent_tokens: tokens currently missing from the bucket.
         running: requests in flight.
 
     Source: gRPC proposal A6, `retryThrottling`. A failure takes a token, a success returns a tenth, and a
@@ -29,9 +29,9 @@ class RetryBudget:
     MIN_TOKENS, TOKENS_PER_REQUEST, GAIN = 10.0, 4.0, 0.1
 
     def __init__(self) -> None:
-        self.taken = 0.0
+        self.spent_tokens = 0.0
         self.running = 0
-        self._most = 0  # of requests in flight, since the bucket was full
+        self._max_running = 0  # since the bucket was full
         self._lock = threading.Lock()
 
     @contextmanager
@@ -45,24 +45,24 @@ class RetryBudget:
             with self._lock:
                 self.running -= 1
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record a request that got a response."""
         with self._lock:
-            self.taken = max(0.0, self.taken - self.GAIN)
-            if not self.taken:
-                self._most = 0
+            self.spent_tokens = max(0.0, self.spent_tokens - self.GAIN)
+            if not self.spent_tokens:
+                self._max_running = 0
 
-    def failed(self) -> bool:
+    def record_failure(self) -> bool:
         """Record a failure and return whether the request may be sent again."""
         with self._lock:
-            self._most = max(self.running, self._most)
-            size = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self._most)
-            # Taken tokens stay taken when the bucket shrinks; otherwise each new burst would be retried.
-            self.taken = max(self.taken, min(size, self.taken + 1))
-            return self.taken < size / 2
+            self._max_running = max(self.running, self._max_running)
+            size = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self._max_running)
+            # Spent tokens stay spent when the bucket shrinks; otherwise each new burst would be retried.
+            self.spent_tokens = max(self.spent_tokens, min(size, self.spent_tokens + 1))
+            return self.spent_tokens < size / 2
 
 
-def next_pause_s(budget: RetryBudget | None, attempt: int, is_repeatable: bool) -> float | None:
+def next_pause_s(budget: RetryBudget | None, attempt: int, is_retryable: bool) -> float | None:
     """Return the pause before the next attempt of a failed request in seconds, None if there must be none.
 
     The pauses outlast the time a proxy needs to detect a dead server. The jitter spreads the retries of
@@ -73,9 +73,9 @@ def next_pause_s(budget: RetryBudget | None, attempt: int, is_repeatable: bool) 
     Args:
         budget: takes the failure; None if requests are never sent again.
         attempt: number of the failed attempt, from 1.
-        is_repeatable: whether the fault is safe to retry.
+        is_retryable: whether the fault is safe to retry.
     """
-    if not (is_repeatable and budget and budget.failed()) or attempt == MAX_ATTEMPTS:
+    if not (is_retryable and budget and budget.record_failure()) or attempt == MAX_ATTEMPTS:
         return None
     return FIRST_PAUSE_S * PAUSE_FACTOR ** (attempt - 1) * random.uniform(1 - JITTER, 1 + JITTER)
 

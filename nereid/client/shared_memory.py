@@ -31,20 +31,20 @@ from nereid.client.request import MemoryKind, region_tensor
 from nereid.client.retry import Attempts
 from nereid.client.transport import BlockingConnection, Connection, run
 
-FOLDER = Path("/dev/shm")
+SHM_FOLDER = Path("/dev/shm")
 # The GPU used for all CUDA regions.
-DEVICE = 0
+CUDA_DEVICE_ID = 0
 MIN_REGION_BYTES = 2**20
 # Triton's messages: it is reading a region and will not release it; the file is missing or not readable.
 IN_USE_TEXT, NO_FILE_TEXT = "currently in use", "Unable to open shared memory"
 # Seconds before shared memory is tried again after a refusal.
-RETRY_S = 60.0
+RETRY_INTERVAL_S = 60.0
 # How long `close` waits for a server that is reading, and its retry interval, in seconds.
-CLOSE_S, CLOSE_RETRY_S = 2.0, 0.05
+CLOSE_TIMEOUT_S, CLOSE_RETRY_INTERVAL_S = 2.0, 0.05
 # Seconds before asking again for a region that the server is reading.
-RELEASE_RETRY_S = 1.0
+RELEASE_RETRY_INTERVAL_S = 1.0
 # Files younger than this, in seconds, may not have been locked by their owner yet.
-NEW_FILE_S = 60.0
+MAX_UNLOCKED_AGE_S = 60.0
 log = logging.getLogger("nereid.client")
 
 
@@ -82,11 +82,11 @@ class Region:
         self._file: BinaryIO | None = None
         if kind == "cuda":
             try:
-                self._handle = self._library.create_shared_memory_region(self.name, byte_size, DEVICE)
+                self._handle = self._library.create_shared_memory_region(self.name, byte_size, CUDA_DEVICE_ID)
             except self._library.CudaSharedMemoryException as error:
-                raise SharedMemoryRefused(f"no memory of GPU {DEVICE}: {error}") from None
+                raise SharedMemoryRefused(f"no memory of GPU {CUDA_DEVICE_ID}: {error}") from None
             handle = self._library.get_raw_handle(self._handle)
-            self.registration = self.name, handle, DEVICE, byte_size
+            self.registration = self.name, handle, CUDA_DEVICE_ID, byte_size
             return
         try:
             self._handle = shared_memory.create_shared_memory_region(self.name, self.name, byte_size, True)
@@ -94,13 +94,13 @@ class Region:
             raise SharedMemoryRefused(str(error.__cause__)) from None
         self.registration = self.name, f"/{self.name}", byte_size
         try:
-            self._file = (FOLDER / self.name).open("r+b")
+            self._file = (SHM_FOLDER / self.name).open("r+b")
             fcntl.flock(self._file, fcntl.LOCK_EX)
             # Reserve the memory now: writing to memory that the kernel cannot provide kills this process.
             os.posix_fallocate(self._file.fileno(), 0, byte_size)
         except OSError as error:
             self.destroy()
-            reason = OSError(error.errno, error.strerror, str(FOLDER / self.name))
+            reason = OSError(error.errno, error.strerror, str(SHM_FOLDER / self.name))
             raise SharedMemoryRefused(str(reason)) from None
 
     def write(self, parts: Sequence[bytes]) -> None:
@@ -122,11 +122,11 @@ class Region:
         if self._library is shared_memory:
             self.destroy()
         else:
-            _LEFT.append(self._handle)
+            _KEPT_HANDLES.append(self._handle)
 
 
 # tritonclient frees GPU memory when the last reference to its handle is dropped.
-_LEFT: list[Any] = []
+_KEPT_HANDLES: list[Any] = []
 
 
 class SharedMemory:
@@ -178,7 +178,7 @@ class SharedMemory:
             self._owner, self._lock, self._idle, self._retired = os.getpid(), threading.Lock(), [], []
         try:
             if self._retired and self._clock() >= self._release_at_s:
-                self._release_at_s = self._clock() + RELEASE_RETRY_S
+                self._release_at_s = self._clock() + RELEASE_RETRY_INTERVAL_S
                 with suppress(TimedOut, Unreachable):  # regions can wait; the request has its own attempts
                     if not await self._release_retired(self._connection, attempts.remaining_s):
                         self._release_at_s = 0.0
@@ -186,14 +186,14 @@ class SharedMemory:
         except SharedMemoryRefused as error:
             with self._lock:  # requests in several threads may fail together, but only one warns
                 is_new = not self.refusal
-                self.refusal, self._retry_at_s = str(error), self._clock() + RETRY_S
+                self.refusal, self._retry_at_s = str(error), self._clock() + RETRY_INTERVAL_S
             if is_new:
                 log.warning("images are sent in requests, not in shared memory: %s", error)
             return None
         self.refusal = ""
         return result
 
-    def reconnected(self) -> None:
+    def on_reconnect(self) -> None:
         """Try shared memory again on the next request, because a different server may respond."""
         self._retry_at_s = 0.0
 
@@ -208,10 +208,13 @@ class SharedMemory:
         if not self._retired:
             return
         connection = BlockingConnection(self._connection.url, self._connection.protocol)
-        deadline = time.monotonic() + CLOSE_S
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
         with suppress(TimedOut, Unreachable):
-            while run(self._release_retired(connection, lambda: CLOSE_S)) and time.monotonic() < deadline:
-                time.sleep(CLOSE_RETRY_S)
+            while (
+                run(self._release_retired(connection, lambda: CLOSE_TIMEOUT_S))
+                and time.monotonic() < deadline
+            ):
+                time.sleep(CLOSE_RETRY_INTERVAL_S)
         connection.close()
         for region in self._retired:
             region.leave()
@@ -221,7 +224,7 @@ class SharedMemory:
     ) -> Any:
         parts = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
         byte_size = sum(map(len, parts))
-        region, is_free, lost = self._taken(byte_size), False, ""
+        region, is_free, lost = self._acquire_region(byte_size), False, ""
         try:
             region.write(parts)
             tensor = region_tensor(self._connection.protocol, len(files), region.name, byte_size)
@@ -268,20 +271,20 @@ class SharedMemory:
 
         The server has just opened a file created by this process, so both see the same files.
         """
-        for path in FOLDER.glob(f"{name_prefix()}*"):
+        for path in SHM_FOLDER.glob(f"{name_prefix()}*"):
             _remove_if_stale(path)
-        known = await self._connection.read("get_system_shared_memory_status", attempts.remaining_s())
-        names = known.get("regions", {}) if isinstance(known, Mapping) else [entry["name"] for entry in known]
+        reply = await self._connection.read("get_system_shared_memory_status", attempts.remaining_s())
+        names = reply.get("regions", {}) if isinstance(reply, Mapping) else [entry["name"] for entry in reply]
         for name in names:
-            if name.startswith(name_prefix()) and not (FOLDER / name).exists():
+            if name.startswith(name_prefix()) and not (SHM_FOLDER / name).exists():
                 await self._connection.call("unregister_system_shared_memory", attempts.remaining_s(), name)
 
-    def _taken(self, byte_size: int) -> Region:
+    def _acquire_region(self, byte_size: int) -> Region:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the classifier is closed")
-            fitting = [region for region in self._idle if region.byte_size >= byte_size]
-            if region := min(fitting, key=lambda region: region.byte_size, default=None):
+            matches = [region for region in self._idle if region.byte_size >= byte_size]
+            if region := min(matches, key=lambda region: region.byte_size, default=None):
                 self._idle.remove(region)
                 return region
             if self._idle:
@@ -317,12 +320,12 @@ def _refusal(error: ClassifierError) -> ClassifierError | SharedMemoryRefused:
         return error
     text = str(error)
     if RESTRICTED_TEXT in text:
-        what = "this server does not allow shared memory; fix: nereid serve --allow-shm"
+        reason = "this server does not allow shared memory; fix: nereid serve --allow-shm"
     elif NO_FILE_TEXT in text:
-        what = f"the server cannot open the region: it needs this machine's {FOLDER}, and this user"
+        reason = f"the server cannot open the region: it needs this machine's {SHM_FOLDER}, and this user"
     else:
-        what = "the server refuses shared memory, as gateways and proxies do"
-    return SharedMemoryRefused(f"{what} ({text})")
+        reason = "the server refuses shared memory, as gateways and proxies do"
+    return SharedMemoryRefused(f"{reason} ({text})")
 
 
 def _remove_if_stale(path: Path) -> None:
@@ -331,7 +334,7 @@ def _remove_if_stale(path: Path) -> None:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             status = os.fstat(handle)
-            if status.st_uid == os.getuid() and status.st_mtime < time.time() - NEW_FILE_S:
+            if status.st_uid == os.getuid() and status.st_mtime < time.time() - MAX_UNLOCKED_AGE_S:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
         finally:

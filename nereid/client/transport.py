@@ -16,15 +16,15 @@ import tritonclient.grpc.aio
 
 from nereid.base.contract import GRPC_PORT, HTTP_PORT
 from nereid.client.classifier_errors import TimedOut, Unreachable, connection_hint, from_failure
-from nereid.client.request import CHANNEL, ProtocolName
+from nereid.client.request import CHANNEL_OPTIONS, ProtocolName
 from nereid.client.rest import AsyncRestClient, RestClient
 
 # Errors raised for a response that is not HTTP or not JSON.
-FOREIGN = (http.client.BadStatusLine, ValueError)
+NOT_HTTP_ERRORS = (http.client.BadStatusLine, ValueError)
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
 Headers = Mapping[str, str]
 NO_HEADERS: Headers = {}
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 Value = TypeVar("Value")
 
 
@@ -69,7 +69,7 @@ class Connection(ABC):
         """Wait between two attempts."""
 
     @abstractmethod
-    async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
+    async def convert(self, function: Callable[[Argument], Value], argument: Argument) -> Value:
         """Return the value of a function that may read a file or run for a long time."""
 
 
@@ -80,7 +80,7 @@ class BlockingConnection(Connection):
         super().__init__(url, protocol, headers)
         self._client: Any
         if protocol == "grpc":
-            self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL)
+            self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL_OPTIONS)
         else:
             self._client = RestClient(url)
 
@@ -91,9 +91,9 @@ class BlockingConnection(Connection):
         """Wait between two attempts."""
         time.sleep(seconds)
 
-    async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
+    async def convert(self, function: Callable[[Argument], Value], argument: Argument) -> Value:
         """Return the value of a function."""
-        return function(given)
+        return function(argument)
 
     def close(self) -> None:
         """Close all sockets; calls in flight fail."""
@@ -114,9 +114,11 @@ class AsyncConnection(Connection):
         """Wait between two attempts."""
         await asyncio.sleep(seconds)
 
-    async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
+    async def convert(self, function: Callable[[Argument], Value], argument: Argument) -> Value:
         """Return the value of a function, which runs in a thread unless its argument is bytes."""
-        return function(given) if isinstance(given, bytes) else await asyncio.to_thread(function, given)
+        return (
+            function(argument) if isinstance(argument, bytes) else await asyncio.to_thread(function, argument)
+        )
 
     async def close(self) -> None:
         """Close all sockets; calls in flight fail."""
@@ -129,7 +131,9 @@ class AsyncConnection(Connection):
             raise RuntimeError
         if self._client is None:  # created here because the client needs a running loop
             if self.protocol == "grpc":
-                self._client = tritonclient.grpc.aio.InferenceServerClient(self.url, channel_args=CHANNEL)
+                self._client = tritonclient.grpc.aio.InferenceServerClient(
+                    self.url, channel_args=CHANNEL_OPTIONS
+                )
             else:
                 self._client = AsyncRestClient(self.url)
         return self._client
@@ -155,7 +159,11 @@ def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) ->
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
     # A broken connection is also an OSError.
-    if isinstance(error, FOREIGN) and not isinstance(error, OSError) and not connection_hint(str(error)):
+    if (
+        isinstance(error, NOT_HTTP_ERRORS)
+        and not isinstance(error, OSError)
+        and not connection_hint(str(error))
+    ):
         return Unreachable(
             f"{url}: expected a response of Triton's HTTP port, got {type(error).__name__}; fix: {PORTS_HINT}"
         )

@@ -12,22 +12,23 @@ from math import inf, sqrt
 
 from nereid.base.processes import available_cores
 from nereid.gateway.failures import Failure
-from nereid.vision.imaging.formats.size import LARGE_WORK
+from nereid.vision.imaging.formats.image_header import LARGE_COST
 
 # Averaging window, in seconds of time in flight, so that cheap requests cannot hide an expensive one.
-HORIZON_S = 10.0
+AVERAGING_WINDOW_S = 10.0
 # A key idle for this many seconds is forgotten and no longer compared with others.
-MEMORY_S = 60.0
-# A request that takes `SLOW_S` can keep a core busy on its own. The remaining time of an abandoned request is
-# unknown, so assume `ASSUMED_LEFT_S`, which one core needs to read a page with the maximum number of lines.
-SLOW_S, ASSUMED_LEFT_S = 0.1, 5.0
+KEY_IDLE_TIMEOUT_S = 60.0
+# A request that takes `SLOW_REQUEST_S` can keep a core busy on its own. The remaining time of an abandoned
+# request is unknown, so assume `ASSUMED_REMAINING_S`, which one core needs to read a page with the maximum
+# number of lines.
+SLOW_REQUEST_S, ASSUMED_REMAINING_S = 0.1, 5.0
 # Maximum models remembered (v2 callers choose the names), and other keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Mean seconds per unit of work, weighted by time in flight.
+    """Mean seconds per unit of cost, weighted by time in flight.
 
     Attributes:
         in_flight_s: from admission to response.
@@ -40,8 +41,8 @@ class _Mean:
     at_s: float
 
 
-class Costs:
-    """Mean time in flight per unit of work, by model and key; pure.
+class UnitLatencies:
+    """Mean time in flight per unit of cost, by model and key; pure.
 
     Args:
         clock: monotonic time in seconds.
@@ -69,26 +70,26 @@ class Costs:
         """Return whether other keys also use a model and either this key's requests or theirs are slow."""
         means = self._recent(model)
         others = [mean.share_s for mean in self._others(key_id, means)]
-        own = means[key_id].share_s if key_id in means else 0.0
-        return bool(others) and max(own, _median(others)) >= SLOW_S
+        share_s = means[key_id].share_s if key_id in means else 0.0
+        return bool(others) and max(share_s, _median(others)) >= SLOW_REQUEST_S
 
     def is_costly(self, key_id: str, model: str) -> bool:
         """Return whether a key's requests cost as much as large images, whatever they declare."""
         means = self._recent(model)
         mean = means.get(key_id)
-        return mean is not None and mean.share_s >= LARGE_WORK * self._typical_s(key_id, means, mean)
+        return mean is not None and mean.share_s >= LARGE_COST * self._typical_s(key_id, means, mean)
 
     def expected_s(self, key_id: str, model: str) -> float:
-        """Return a key's mean time per unit of work; 0 if unknown."""
+        """Return a key's mean time per unit of cost; 0 if unknown."""
         mean = self._recent(model).get(key_id)
         return mean.in_flight_s if mean else 0.0
 
-    def note(
+    def record(
         self,
         key_id: str,
         model: str,
         seconds: float,
-        work: int,
+        cost: int,
         in_flight: int = 1,
         is_answered: bool = True,
     ) -> int:
@@ -98,7 +99,7 @@ class Costs:
             key_id: the id of its key; empty without a key.
             model: its model.
             seconds: its time in flight.
-            work: the units it declared; one unit is a small photo.
+            cost: the units it declared; one unit is a small photo.
             in_flight: the number of requests in flight when it was sent, including itself.
             is_answered: whether it has a result. If not, it says nothing about how long others would take:
                 it was refused early, or the server is still working on it.
@@ -106,18 +107,18 @@ class Costs:
         if not key_id:
             return 0
         now_s, means = self._clock(), self._recent(model)
-        each_s, share_s = seconds / work, seconds / work / in_flight
+        each_s, share_s = seconds / cost, seconds / cost / in_flight
         mean = means.pop(key_id, None)
-        units = share_s / self._typical_s(key_id, means, mean or _Mean(each_s, share_s, now_s)) * work
+        units = share_s / self._typical_s(key_id, means, mean or _Mean(each_s, share_s, now_s)) * cost
         if is_answered:
             mean = mean or _Mean(each_s, share_s, now_s)
         if mean and (is_answered or each_s > mean.in_flight_s):
-            weight = seconds / (seconds + HORIZON_S)
+            weight = seconds / (seconds + AVERAGING_WINDOW_S)
             mean.in_flight_s += weight * (each_s - mean.in_flight_s)
             mean.share_s += weight * (share_s - mean.share_s)
         if mean:
             self._keep(key_id, model, means, mean, now_s)
-        return int(units) - work if units >= LARGE_WORK * work else 0
+        return int(units) - cost if units >= LARGE_COST * cost else 0
 
     def _keep(self, key_id: str, model: str, means: dict[str, _Mean], mean: _Mean, now_s: float) -> None:
         means[key_id], mean.at_s = mean, now_s
@@ -128,19 +129,19 @@ class Costs:
 
     def _recent(self, model: str) -> dict[str, _Mean]:
         """Return the means of the keys that used a model recently, and forget the others."""
-        means, oldest_s = self._means.get(model, {}), self._clock() - MEMORY_S
+        means, oldest_s = self._means.get(model, {}), self._clock() - KEY_IDLE_TIMEOUT_S
         while means and means[oldest := next(iter(means))].at_s < oldest_s:
             del means[oldest]
         return means
 
-    def _typical_s(self, key_id: str, means: dict[str, _Mean], own: _Mean) -> float:
+    def _typical_s(self, key_id: str, means: dict[str, _Mean], key_mean: _Mean) -> float:
         """Return the other keys' median, or the only key's mean; but at least what a photo may take."""
         others = [mean.in_flight_s for mean in self._others(key_id, means)]
-        return max(SLOW_S / LARGE_WORK, _median(others) if others else own.in_flight_s)
+        return max(SLOW_REQUEST_S / LARGE_COST, _median(others) if others else key_mean.in_flight_s)
 
     def _others(self, key_id: str, means: dict[str, _Mean]) -> list[_Mean]:
-        last = islice(reversed(means.items()), MAX_OTHERS)
-        return [mean for name, mean in last if name != key_id]
+        recent = islice(reversed(means.items()), MAX_OTHERS)
+        return [mean for name, mean in recent if name != key_id]
 
 
 def _median(numbers: list[float]) -> float:
@@ -150,9 +151,9 @@ def _median(numbers: list[float]) -> float:
 class FairQueue:
     """A queue that gives all keys equal time, however long their queues or turns are.
 
-    The next turn goes to the key that has used the least time since joining the others. A key leaves
-    one turn free if any other key was present in the last `MEMORY_S` seconds; a key without a name may
-    take all turns.
+    The next turn goes to the key that has used the least time since joining the others. A key leaves one
+    turn free if any other key was present in the last `KEY_IDLE_TIMEOUT_S` seconds; a key without a name
+    may take all turns.
 
     Source: start-time fair queueing (Goyal, Vin and Cheng 1996); a turn's duration is known when it ends.
 
@@ -167,11 +168,11 @@ class FairQueue:
         self._newest, self._newest_s, self._others_s = "", -inf, -inf
         # The key that got a turn most recently comes last.
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
-        self._held = Counter[str]()
+        self._in_use_by_key = Counter[str]()
         self._used_s = defaultdict[str, float](float)
         self._last_s = defaultdict[str, float](float)
         self._now_s = 0.0
-        self.taken = 0
+        self.in_use = 0
 
     @property
     def waiting(self) -> int:
@@ -182,14 +183,14 @@ class FairQueue:
         """Estimate how many waiting requests would get their turn before a new request from this key."""
         if not self._queues:
             return 0
-        own = self.waiting_of(key_id)
-        return sum(min(len(queue), own + (name != key_id)) for name, queue in self._queues.items())
+        waiting = self.waiting_of(key_id)
+        return sum(min(len(queue), waiting + (name != key_id)) for name, queue in self._queues.items())
 
     def waiting_of(self, key_id: str) -> int:
         """Return how many of a key's requests are waiting."""
         return len(self._queues.get(key_id, ()))
 
-    async def take(self, key_id: str, remaining_s: float | None = None) -> None:
+    async def acquire(self, key_id: str, remaining_s: float | None = None) -> None:
         """Wait for a turn and take it; `release` ends it.
 
         Raises:
@@ -198,9 +199,9 @@ class FairQueue:
         if key_id != self._newest:
             self._newest, self._others_s = key_id, self._newest_s
         self._newest_s = self._clock()
-        if key_id not in self._queues and not self._held[key_id]:
+        if key_id not in self._queues and not self._in_use_by_key[key_id]:
             self._used_s[key_id] = max(self._used_s[key_id], self._now_s)
-        if not self._queues and self._may_take(key_id, self._limit()):
+        if not self._queues and self._may_acquire(key_id, self._limit()):
             self._begin(key_id)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -215,8 +216,8 @@ class FairQueue:
 
     def release(self, key_id: str, seconds: float = 0.0) -> None:
         """End a key's turn that lasted `seconds`, and pass it to the next waiting key."""
-        self.taken -= 1
-        self._held[key_id] -= 1
+        self.in_use -= 1
+        self._in_use_by_key[key_id] -= 1
         self._used_s[key_id] += seconds
         self._last_s[key_id] = seconds
         self._forget(key_id)
@@ -234,28 +235,30 @@ class FairQueue:
                 turn.set_result(None)
 
     def _begin(self, key_id: str) -> None:
-        self.taken += 1
-        self._held[key_id] += 1
+        self.in_use += 1
+        self._in_use_by_key[key_id] += 1
         self._now_s = max(self._now_s, self._used_s[key_id])
 
-    def _may_take(self, key_id: str, limit: int) -> bool:
+    def _may_acquire(self, key_id: str, limit: int) -> bool:
         """Return whether a key may take a turn, leaving one free for others if there are any."""
-        held = self._held[key_id]
-        return self.taken < limit and (not key_id or held < max(1, limit - 1) or self._is_alone(key_id))
+        key_in_use = self._in_use_by_key[key_id]
+        return self.in_use < limit and (
+            not key_id or key_in_use < max(1, limit - 1) or self._is_alone(key_id)
+        )
 
     def _is_alone(self, key_id: str) -> bool:
         others_s = self._others_s if key_id == self._newest else self._newest_s
-        has_others = self.taken > self._held[key_id] or self._queues.keys() - {key_id}
-        return not has_others and self._clock() - others_s > MEMORY_S
+        has_others = self.in_use > self._in_use_by_key[key_id] or self._queues.keys() - {key_id}
+        return not has_others and self._clock() - others_s > KEY_IDLE_TIMEOUT_S
 
     def _next(self) -> str | None:
         """Return the key that is next, assuming that unfinished turns last as long as its latest one."""
         limit = self._limit()
-        able = (key_id for key_id in self._queues if self._may_take(key_id, limit))
+        able = (key_id for key_id in self._queues if self._may_acquire(key_id, limit))
         return min(able, key=self._tag_s, default=None)
 
     def _tag_s(self, key_id: str) -> float:
-        return self._used_s[key_id] + self._held[key_id] * self._last_s[key_id]
+        return self._used_s[key_id] + self._in_use_by_key[key_id] * self._last_s[key_id]
 
     def _abandon(self, key_id: str, turn: "asyncio.Future[None]") -> None:
         queue = self._queues.get(key_id, deque())
@@ -269,18 +272,22 @@ class FairQueue:
 
     def _forget(self, key_id: str) -> None:
         """Forget a key that has no turn, is not waiting, and has used no more time than others."""
-        if not self._held[key_id] and key_id not in self._queues and self._used_s[key_id] <= self._now_s:
-            for table in (self._held, self._used_s, self._last_s):
+        if (
+            not self._in_use_by_key[key_id]
+            and key_id not in self._queues
+            and self._used_s[key_id] <= self._now_s
+        ):
+            for table in (self._in_use_by_key, self._used_s, self._last_s):
                 table.pop(key_id, None)
 
 
 # Enough for two instances with batches of eight, and more than the connections of one browser.
 MIN_LIMIT, INITIAL_LIMIT = 16.0, 24.0
 TOLERANCE, SMOOTHING = 1.5, 0.5
-WINDOW_S, WINDOW_SAMPLES = 0.1, 10
+MIN_WINDOW_S, WINDOW_SAMPLES = 0.1, 10
 # At low load, responses are rare, so bound the age of an estimate.
 MAX_WINDOW_S = 1.0
-PROBE_S, PROBE_SAMPLES = 10.0, 30
+PROBE_INTERVAL_S, PROBE_SAMPLES = 10.0, 30
 QUIET_SMOOTHING = 0.2
 DECREASE_FACTOR = 0.9
 
@@ -327,12 +334,12 @@ class ConcurrencyLimit:
             return
         self._samples += 1
         self._sum_s += rtt_s
-        wanted = PROBE_SAMPLES if self._is_probing else WINDOW_SAMPLES
+        required_samples = PROBE_SAMPLES if self._is_probing else WINDOW_SAMPLES
         age_s = now_s - self._opened_s
-        if age_s >= (WINDOW_S if self._samples >= wanted else MAX_WINDOW_S):
+        if age_s >= (MIN_WINDOW_S if self._samples >= required_samples else MAX_WINDOW_S):
             self._close(now_s)
 
-    def dropped(self) -> None:
+    def record_rejection(self) -> None:
         """Record that the server rejected a request because it was overloaded."""
         self._set(max(self._min_limit, self._limit * DECREASE_FACTOR))
 
@@ -351,12 +358,12 @@ class ConcurrencyLimit:
         # At the minimum and still slow, or faster than with half as many: the baseline is wrong.
         is_slower = self._limit <= self._min_limit and self.rtt_s > TOLERANCE * self._base_s
         is_faster = self.rtt_s < self._base_s / TOLERANCE
-        return is_slower or is_faster or not self._base_s or now_s - self._probed_s >= PROBE_S
+        return is_slower or is_faster or not self._base_s or now_s - self._probed_s >= PROBE_INTERVAL_S
 
     def _update(self) -> None:
         gradient = min(1.0, max(0.5, TOLERANCE * self._base_s / self.rtt_s))
-        wanted = self._limit * gradient + sqrt(self._limit) / 2
-        limit = self._limit + SMOOTHING * (wanted - self._limit)
+        target = self._limit * gradient + sqrt(self._limit) / 2
+        limit = self._limit + SMOOTHING * (target - self._limit)
         self._limit = min(self._max_limit, max(self._min_limit, limit))
 
 
@@ -389,7 +396,7 @@ class Admission:
             FairQueue(lambda: self._concurrency_limit.limit, clock),
             FairQueue(lambda: 1, clock),
         )
-        self.costs = Costs(clock)
+        self.unit_latencies = UnitLatencies(clock)
         # By key and model, while they have requests.
         self._own: dict[tuple[str, str], FairQueue] = {}
 
@@ -401,7 +408,7 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """The number of requests in flight."""
-        return self._turns.taken
+        return self._turns.in_use
 
     @property
     def waiting(self) -> int:
@@ -427,37 +434,37 @@ class Admission:
             )
         needed_s = self._needed_s(1, waiting)
         # Always admit one request, so that a wrong estimate gets corrected.
-        if self._turns.taken and needed_s > remaining_s:
+        if self._turns.in_use and needed_s > remaining_s:
             raise Failure(
                 "overloaded",
                 f"a response takes about {needed_s:.2g} s now, but only {remaining_s:.2g} s are left",
                 self.retry_after_s(),
             )
 
-    async def take(
-        self, remaining_s: float, key_id: str = "", work: Sequence[int] = (1,), model: str = ""
+    async def acquire(
+        self, remaining_s: float, key_id: str = "", costs: Sequence[int] = (1,), model: str = ""
     ) -> "Slot":
         """Wait for a slot and take it.
 
         Args:
             remaining_s, key_id: as for `check`.
-            work: units of work per image or tensor.
+            costs: the cost of each image or tensor, in units of a small photo.
             model: its model; requests to one model take about the same time.
 
         Raises:
             Failure: as for `check`, or `deadline_exceeded` if no slot became free in time.
         """
         self.check(remaining_s, key_id)
-        slot, deadline_s = Slot(self, key_id, model, sum(work)), self._clock() + remaining_s
+        slot, deadline_s = Slot(self, key_id, model, sum(costs)), self._clock() + remaining_s
         try:
-            is_large = max(work) >= LARGE_WORK
+            is_large = max(costs) >= LARGE_COST
             # Large images wait for each other; while their key's cost is unknown, also for its small ones.
-            if key_id and (not is_large or not self.costs.expected_s(key_id, model)):
+            if key_id and (not is_large or not self.unit_latencies.expected_s(key_id, model)):
                 turns = self._own_turns(key_id, model)
                 if is_large:
                     self._check_large(turns.waiting)
                 await slot.wait(turns, "", remaining_s)
-            if is_large or (key_id and self.costs.is_costly(key_id, model)):
+            if is_large or (key_id and self.unit_latencies.is_costly(key_id, model)):
                 self._check_large(self._large.waiting_of(key_id))
                 slot.is_large = True
                 await slot.wait(self._large, key_id, max(0.0, deadline_s - self._clock()))
@@ -481,19 +488,19 @@ class Admission:
 
     def _own_turns(self, key_id: str, model: str) -> FairQueue:
         if (key_id, model) not in self._own:
-            limit = partial(self.costs.most_in_flight, key_id, model)
+            limit = partial(self.unit_latencies.most_in_flight, key_id, model)
             self._own[key_id, model] = FairQueue(limit, self._clock)
         return self._own[key_id, model]
 
     def forget(self, key_id: str, model: str) -> None:
         """Forget the queue of a key and model that have no requests."""
         turns = self._own.get((key_id, model))
-        if turns and not turns.taken and not turns.waiting:
+        if turns and not turns.in_use and not turns.waiting:
             del self._own[key_id, model]
 
     def retry_after_s(self) -> float:
         """Return the estimated time to finish all requests in flight and in the queue, at the recent rate."""
-        return min(MAX_RETRY_AFTER_S, self._needed_s(self._turns.taken / self.limit, self.waiting))
+        return min(MAX_RETRY_AFTER_S, self._needed_s(self._turns.in_use / self.limit, self.waiting))
 
     def _needed_s(self, round_trips: float, waiting: int) -> float:
         """Return how long a queue and a number of additional round trips take."""
@@ -507,41 +514,41 @@ class Slot:
         is_large: whether it is in the large-image lane.
     """
 
-    __slots__ = ("_admission", "_began_s", "_in_flight", "_key_id", "_model", "_turns", "_work", "is_large")
+    __slots__ = ("_admission", "_cost", "_in_flight", "_key_id", "_model", "_start_s", "_turns", "is_large")
 
-    def __init__(self, admission: Admission, key_id: str, model: str, work: int) -> None:
-        self._admission, self._key_id, self._model, self._work = admission, key_id, model, work
-        self._began_s, self._in_flight = inf, 1
+    def __init__(self, admission: Admission, key_id: str, model: str, cost: int) -> None:
+        self._admission, self._key_id, self._model, self._cost = admission, key_id, model, cost
+        self._start_s, self._in_flight = inf, 1
         self._turns: list[tuple[FairQueue, str]] = []
         self.is_large = False
 
     async def wait(self, turns: FairQueue, key_id: str, remaining_s: float) -> None:
         """Wait for a turn, which the slot then holds."""
-        await turns.take(key_id, remaining_s)
+        await turns.acquire(key_id, remaining_s)
         self._turns.append((turns, key_id))
 
     def begin(self) -> None:
         """Mark the request as in flight from now on."""
-        self._began_s, self._in_flight = self._admission._clock(), self._admission._turns.taken
+        self._start_s, self._in_flight = self._admission._clock(), self._admission._turns.in_use
 
     def measure(self, is_answered: bool) -> int:
         """Record the request's time in flight and return the units it cost beyond those it declared."""
         if not (key_id := self._key_id):
             return 0
-        costs = self._admission.costs
+        unit_latencies = self._admission.unit_latencies
         seconds = self._in_flight_s()
-        return costs.note(key_id, self._model, seconds, self._work, self._in_flight, is_answered)
+        return unit_latencies.record(key_id, self._model, seconds, self._cost, self._in_flight, is_answered)
 
-    def answered(self) -> None:
+    def release_answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
         admission, now_s = self._admission, self._admission._clock()
-        if not self.is_large and self._work == 1:
-            admission._concurrency_limit.sample(now_s - self._began_s, admission._turns.taken - 1, now_s)
+        if not self.is_large and self._cost == 1:
+            admission._concurrency_limit.sample(now_s - self._start_s, admission._turns.in_use - 1, now_s)
         self.release()
 
-    def rejected(self) -> None:
+    def release_rejected(self) -> None:
         """Release the slot after the server reported overload, and lower the limit."""
-        self._admission._concurrency_limit.dropped()
+        self._admission._concurrency_limit.record_rejection()
         self.release()
 
     def release(self) -> None:
@@ -557,14 +564,16 @@ class Slot:
 
         The server finishes a dispatched request without reporting it. The estimate is the key's mean time for
         each unit declared, four times that for a large image. A large image, or a request of a key whose
-        requests are limited, takes at least `ASSUMED_LEFT_S`; if it takes longer, it may take as long again.
+        requests are limited, takes at least `ASSUMED_REMAINING_S`; if it takes longer, it may take as long
+        again.
         """
-        admission, costs, spent_s = self._admission, self._admission.costs, self._in_flight_s()
-        each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._key_id, self._model))
-        rest_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1) - spent_s
-        if self.is_large or costs.most_in_flight(self._key_id, self._model) < sys.maxsize:
-            rest_s = max(rest_s, ASSUMED_LEFT_S - spent_s, spent_s)
+        admission, spent_s = self._admission, self._in_flight_s()
+        unit_latencies = admission.unit_latencies
+        each_s = max(admission._concurrency_limit.rtt_s, unit_latencies.expected_s(self._key_id, self._model))
+        rest_s = each_s * self._cost * (LARGE_MARGIN if self.is_large else 1) - spent_s
+        if self.is_large or unit_latencies.most_in_flight(self._key_id, self._model) < sys.maxsize:
+            rest_s = max(rest_s, ASSUMED_REMAINING_S - spent_s, spent_s)
         return max(0.0, min(rest_s, MAX_LATE_HOLD_S))
 
     def _in_flight_s(self) -> float:
-        return max(0.0, self._admission._clock() - self._began_s)
+        return max(0.0, self._admission._clock() - self._start_s)

@@ -31,7 +31,7 @@ Code = Literal[
     "unreachable",
     "deadline_exceeded",
 ]
-Fault = Literal["caller", "load", "server"]
+FaultParty = Literal["caller", "load", "server"]
 
 
 class GrpcStatus(IntEnum):
@@ -57,18 +57,18 @@ class ErrorKind(NamedTuple):
         status: the HTTP status.
         grpc: the gRPC status.
         fault: who caused it; only a server fault counts as a failure of the service.
-        is_repeatable: whether the gateway may resend an image because the model has not processed it.
+        is_retryable: whether the gateway may resend an image because the model has not processed it.
         prefix: start of the message in the v2 protocol, which has no field for a code.
     """
 
     status: int
     grpc: GrpcStatus
-    fault: Fault = "caller"
-    is_repeatable: bool = False
+    fault: FaultParty = "caller"
+    is_retryable: bool = False
     prefix: str = ""
 
 
-KINDS: dict[Code, ErrorKind] = {
+ERROR_KINDS: dict[Code, ErrorKind] = {
     "invalid_image": ErrorKind(400, GrpcStatus.INVALID_ARGUMENT, prefix=contract.INVALID_IMAGE_PREFIX),
     "invalid_request": ErrorKind(400, GrpcStatus.INVALID_ARGUMENT, prefix=contract.INVALID_REQUEST_PREFIX),
     "unauthenticated": ErrorKind(401, GrpcStatus.UNAUTHENTICATED),
@@ -88,29 +88,29 @@ KINDS: dict[Code, ErrorKind] = {
         500, GrpcStatus.INTERNAL, "server", prefix=contract.INFERENCE_FAILED_PREFIX
     ),
     "unavailable": ErrorKind(
-        503, GrpcStatus.UNAVAILABLE, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX
+        503, GrpcStatus.UNAVAILABLE, "server", is_retryable=True, prefix=contract.UNAVAILABLE_PREFIX
     ),
     "unreachable": ErrorKind(
-        503, GrpcStatus.UNAVAILABLE, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX
+        503, GrpcStatus.UNAVAILABLE, "server", is_retryable=True, prefix=contract.UNAVAILABLE_PREFIX
     ),
     "deadline_exceeded": ErrorKind(
         504, GrpcStatus.DEADLINE_EXCEEDED, "load", prefix=contract.DEADLINE_EXCEEDED_PREFIX
     ),
 }
-STATUS: dict[Code, int] = {code: kind.status for code, kind in KINDS.items()}
+STATUS_BY_CODE: dict[Code, int] = {code: kind.status for code, kind in ERROR_KINDS.items()}
 # Service faults; other outcomes are caused by callers or load.
-FAULTS = frozenset(code for code, kind in KINDS.items() if kind.fault == "server")
+SERVER_FAULTS = frozenset(code for code, kind in ERROR_KINDS.items() if kind.fault == "server")
 # Outcomes caused by the server or its load rather than by the image.
-SERVER_OUTCOMES = frozenset(code for code, kind in KINDS.items() if kind.fault != "caller")
+SERVER_OUTCOMES = frozenset(code for code, kind in ERROR_KINDS.items() if kind.fault != "caller")
 # The outcome of a request whose client disconnected.
 CLIENT_CLOSED = "client_closed"
 GATEWAY_FAILED = "the gateway failed; its log has the request id"
 UNAVAILABLE_RETRY_S = 1.0
 # Shared memory region names help attackers (CVE-2025-23320), and paths reveal details of the machine.
 _INTERNAL = re.compile(r"shm|shared memory|nereid-[0-9a-f]{8}|(?:^|[\s'\"(=])/\w[\w.-]*/")
-_HIDDEN = "the logs of server and gateway have the reason"
-_BLAMED: dict[int, Code] = {400: "invalid_request", 404: "not_found", 429: "overloaded"}
-_CODES: dict[str, Code] = {code: code for code in KINDS}
+_HIDDEN_REASON = "the logs of server and gateway have the reason"
+_CODE_BY_STATUS: dict[int, Code] = {400: "invalid_request", 404: "not_found", 429: "overloaded"}
+_CODES: dict[str, Code] = {code: code for code in ERROR_KINDS}
 _TEXTS: tuple[tuple[str, Code], ...] = (
     *((text, _CODES.get(code, "inference_failed")) for text, code in contract.CODES_BY_TEXT.items()),
     # For example a number that is too large.
@@ -141,7 +141,7 @@ class Failure(Exception):
         retry_after_s: seconds until a retry makes sense; sent in whole seconds, at least 1.
 
     Attributes:
-        is_repeatable: whether the gateway may send the image again.
+        is_retryable: whether the gateway may send the image again.
         is_from_triton: whether it was Triton's response.
         is_inferred_from_status: whether the code follows only from the status of Triton's response.
         more_headers: additional response headers.
@@ -152,19 +152,19 @@ class Failure(Exception):
         self.code: Code = code
         self.message = message
         self.retry_after_s = retry_after_s
-        self.is_repeatable = KINDS[code].is_repeatable
+        self.is_retryable = ERROR_KINDS[code].is_retryable
         self.is_from_triton = self.is_inferred_from_status = False
         self.more_headers: list[tuple[bytes, bytes]] = []
 
     @property
     def status(self) -> int:
         """The HTTP status for the code."""
-        return STATUS[self.code]
+        return STATUS_BY_CODE[self.code]
 
     @property
     def grpc_status(self) -> GrpcStatus:
         """The gRPC status for the code."""
-        return KINDS[self.code].grpc
+        return ERROR_KINDS[self.code].grpc
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -181,7 +181,7 @@ class Failure(Exception):
     @property
     def v2_message(self) -> str:
         """The message in the v2 protocol, with the prefix that clients recognize."""
-        return KINDS[self.code].prefix + self.message
+        return ERROR_KINDS[self.code].prefix + self.message
 
     @property
     def reason(self) -> Reason:
@@ -221,16 +221,16 @@ def from_triton(status: int, body: bytes) -> Failure:
         text = ""
     if contract.SHARED_MEMORY_FULL_TEXT in text:
         return Failure("overloaded", contract.SHARED_MEMORY_FULL)
-    hidden = _HIDDEN if _INTERNAL.search(text) else ""
-    matches = [(text.find(words), words, code) for words, code in _TEXTS if words in text]
+    hidden = _HIDDEN_REASON if _INTERNAL.search(text) else ""
+    matches = [(text.find(phrase), phrase, code) for phrase, code in _TEXTS if phrase in text]
     if matches:
-        _, words, code = min(matches)
-        message = hidden or text.partition(words)[2] or text
+        _, phrase, code = min(matches)
+        message = hidden or text.partition(phrase)[2] or text
     else:
-        code = _BLAMED.get(status, "inference_failed")
-        message = f"the server rejected the request; {_HIDDEN}" if hidden else text
+        code = _CODE_BY_STATUS.get(status, "inference_failed")
+        message = f"the server rejected the request; {_HIDDEN_REASON}" if hidden else text
     if code == "inference_failed":
-        message = f"the server failed; {_HIDDEN}"
+        message = f"the server failed; {_HIDDEN_REASON}"
     failure = Failure(code, message, UNAVAILABLE_RETRY_S if code == "unavailable" else None)
     failure.is_from_triton, failure.is_inferred_from_status = True, not matches
     return failure

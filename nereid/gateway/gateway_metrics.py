@@ -15,12 +15,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 PREFIX = "nereid_gateway_"
 # Each bound doubles the previous one; 0.125 replaces 0.128 so that later bounds include whole seconds.
-DURATIONS_S = *(0.001 * 2**step for step in range(7)), *(0.125 * 2**step for step in range(9))
+STAGE_BUCKETS_S = *(0.001 * 2**step for step in range(7)), *(0.125 * 2**step for step in range(9))
 MAX_VARIANTS = 32
-OTHER = "other"
+OTHER_LABEL = "other"
 WINDOW_S = 60
 # 0.5 ms to 85 s, each bound 15 % above the previous one, so a quantile's error is below 15 %.
-BOUNDS_S = tuple(0.0005 * 1.15**step for step in range(87))
+LATENCY_BUCKETS_S = tuple(0.0005 * 1.15**step for step in range(87))
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
 
@@ -61,7 +61,7 @@ class Metrics:
             f"{PREFIX}stage_seconds",
             "Duration of a stage: receive, admission, inference, or total of the request",
             ("endpoint", "model", "variant", "stage", "outcome"),
-            buckets=DURATIONS_S,
+            buckets=STAGE_BUCKETS_S,
             registry=self.registry,
         )
         for name, text, value in (
@@ -80,7 +80,7 @@ class Metrics:
         """Return the label for a variant that has answered; variants beyond a limit share one label."""
         if name not in self._variants:
             if len(self._variants) > MAX_VARIANTS:
-                return OTHER
+                return OTHER_LABEL
             self._variants.add(name)
         return name
 
@@ -181,14 +181,14 @@ class SecondCounts(Struct):
     latencies: dict[str, dict[int, int]] = {}
 
 
-class LastMinute(Struct):
+class LoadWindow(Struct):
     """The counts of the last minute, and the monotonic-clock second in which counting began."""
 
     began: int
     seconds: list[SecondCounts]
 
 
-class Live:
+class RecentLoad:
     """Images of the last minute.
 
     Args:
@@ -201,7 +201,7 @@ class Live:
         # One more entry for the current second.
         self._entries = [SecondCounts(-1) for _ in range(WINDOW_S + 1)]
 
-    def note(self, outcome: str, variant: str, seconds: float) -> None:
+    def record(self, outcome: str, variant: str, seconds: float) -> None:
         """Record an image's outcome; only answered images have a latency."""
         second = int(self._clock())
         entry = self._entries[second % len(self._entries)]
@@ -209,13 +209,13 @@ class Live:
             entry = self._entries[second % len(self._entries)] = SecondCounts(second)
         entry.outcomes[outcome] = entry.outcomes.get(outcome, 0) + 1
         if outcome == "ok":
-            counts, bucket = entry.latencies.setdefault(variant, {}), bisect_left(BOUNDS_S, seconds)
+            counts, bucket = entry.latencies.setdefault(variant, {}), bisect_left(LATENCY_BUCKETS_S, seconds)
             counts[bucket] = counts.get(bucket, 0) + 1
 
-    def last_minute(self) -> LastMinute:
+    def window(self) -> LoadWindow:
         """Return the counts of the last minute, excluding the current second."""
         now = int(self._clock())
-        return LastMinute(
+        return LoadWindow(
             self._began, [entry for entry in self._entries if now - WINDOW_S <= entry.second < now]
         )
 
@@ -225,17 +225,17 @@ class Live:
         limit: int,
         is_ready: bool | None = None,
         why_not_ready: str = "",
-        others: Sequence[LastMinute] = (),
+        other_windows: Sequence[LoadWindow] = (),
     ) -> LiveState:
         """Return the last minute, excluding the current second.
 
         Args:
             in_flight, limit, is_ready, why_not_ready: fields of the state.
-            others: the last minute of the gateway's other workers, for the same model.
+            other_windows: the windows of the gateway's other workers, for the same model.
         """
-        now, minutes = int(self._clock()), [self.last_minute(), *others]
-        entries = _by_second(minutes, range(now - WINDOW_S, now))
-        length_s = max(1, min(WINDOW_S, now - min(minute.began for minute in minutes)))
+        now, windows = int(self._clock()), [self.window(), *other_windows]
+        entries = _by_second(windows, range(now - WINDOW_S, now))
+        length_s = max(1, min(WINDOW_S, now - min(window.began for window in windows)))
         outcomes = _sum(entry.outcomes for entry in entries.values())
         names = sorted({name for entry in entries.values() for name in entry.latencies})
         of_variant = {
@@ -259,10 +259,10 @@ class Live:
         return LiveState(WINDOW_S, *load, variants, history, is_ready, why_not_ready)
 
 
-def _by_second(minutes: Iterable[LastMinute], window: range) -> dict[int, SecondCounts]:
+def _by_second(windows: Iterable[LoadWindow], seconds: range) -> dict[int, SecondCounts]:
     """Sum the counts of all workers in a window; other workers' reports may be a few seconds old."""
     totals: dict[int, SecondCounts] = {}
-    for entry in (entry for minute in minutes for entry in minute.seconds if entry.second in window):
+    for entry in (entry for window in windows for entry in window.seconds if entry.second in seconds):
         total = totals.setdefault(entry.second, SecondCounts(entry.second))
         total.outcomes = _sum((total.outcomes, entry.outcomes))
         for variant, counts in entry.latencies.items():
@@ -288,4 +288,4 @@ def _quantile_ms(counts: Counter[int], share: float) -> float:
     buckets = sorted(counts)
     below = list(accumulate(counts[bucket] for bucket in buckets))
     bucket = buckets[bisect_left(below, share * below[-1])]
-    return round(BOUNDS_S[min(bucket, len(BOUNDS_S) - 1)] * 1e3, 2)
+    return round(LATENCY_BUCKETS_S[min(bucket, len(LATENCY_BUCKETS_S) - 1)] * 1e3, 2)

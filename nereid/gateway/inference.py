@@ -15,7 +15,7 @@ import msgspec
 from nereid.base.contract import IMAGE, SCORES
 from nereid.base.http_connection import HttpConnectionPool, HttpResponse
 from nereid.client.classifier_errors import RequestRefused, Unreachable
-from nereid.client.result_kind import MALFORMED, HttpResult, ResultKind, Timings
+from nereid.client.result_kind import MALFORMED_ERRORS, HttpResult, ResultKind, Timings
 from nereid.client.retry import RetryBudget, next_pause_s
 from nereid.gateway.failures import (
     CLIENT_CLOSED,
@@ -39,21 +39,21 @@ from nereid.gateway.v2.inference_body import (
     Output,
     check_classification,
 )
-from nereid.vision.imaging.formats.size import ImageHeader
+from nereid.vision.imaging.formats.image_header import ImageHeader
 
 if TYPE_CHECKING:
     from nereid.gateway.admission import Slot
     from nereid.gateway.http.http_request import GatewayRequest
     from nereid.gateway.models import OfferedModel
-    from nereid.gateway.settings import Settings
+    from nereid.gateway.settings import GatewaySettings
     from nereid.gateway.state import Gateway
 
 Headers = Sequence[tuple[bytes, bytes]]
-LENGTH = b"inference-header-content-length"
-BINARY: dict[str, Any] = {"binary_data": True}
-OCTETS = (b"content-type", b"application/octet-stream")
-_JSON = (b"content-type", b"application/json")
-NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"), re.compile(r"[0-9]{1,19}")
+JSON_LENGTH_HEADER = b"inference-header-content-length"
+BINARY_PARAMETERS: dict[str, Any] = {"binary_data": True}
+OCTET_STREAM_HEADER = (b"content-type", b"application/octet-stream")
+_JSON_HEADER = (b"content-type", b"application/json")
+NAME_PATTERN, VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"), re.compile(r"[0-9]{1,19}")
 
 
 class TensorInference:
@@ -65,36 +65,42 @@ class TensorInference:
         checked: the request for Triton.
 
     Attributes:
-        offered: the gateway's model; None for tensors.
+        offered_model: the gateway's model; None for tensors.
         budget: retry budget; None for no retries, because a sequence must not see a request twice.
         path: Triton's path for the inference.
-        work: cost of each image or tensor, in units of a small photo.
+        costs: cost of each image or tensor, in units of a small photo.
         debt: cost not yet charged to the key's quota.
         is_prepared: whether the outputs to request are known.
         stages_s: durations of the stages so far.
         variant: label of the variant that answered, for metrics.
     """
 
-    offered: "OfferedModel | None" = None
+    offered_model: "OfferedModel | None" = None
     budget: RetryBudget | None = None
     is_prepared = True
     variant = ""
 
     def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
         self.path, self._headers, self._checked = path, headers, checked
-        self.work, self.debt = checked.work, sum(checked.work) - 1
+        self.costs, self.debt = checked.costs, sum(checked.costs) - 1
         self.stages_s: dict[str, float] = {}
 
-    def check(self, settings: "Settings") -> None:
+    def check(self, settings: "GatewaySettings") -> None:
         """Do nothing, because the tensors were checked when they were read."""
 
-    async def prepare(self, triton: HttpConnectionPool, left_s: float) -> None:
+    async def prepare(self, triton: HttpConnectionPool, remaining_s: float) -> None:
         """Do nothing."""
 
-    def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+    def encode(
+        self, remaining_s: float
+    ) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
         """Return path, headers and body of the request to Triton."""
         json_bytes = self._checked.json_bytes
-        content = [_JSON] if json_bytes is None else [OCTETS, (LENGTH, b"%d" % json_bytes)]
+        content = (
+            [_JSON_HEADER]
+            if json_bytes is None
+            else [OCTET_STREAM_HEADER, (JSON_LENGTH_HEADER, b"%d" % json_bytes)]
+        )
         return self.path, [*content, *self._headers], self._checked.parts
 
     def read(self, response: HttpResponse) -> HttpResponse:
@@ -114,9 +120,9 @@ def checked_path(name: str, version: str) -> str:
     Raises:
         Failure: `not_found`, because no model can have that name or version.
     """
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise Failure("not_found", f"unknown model {name[:128]!r}")
-    if version and not VERSION.fullmatch(version):
+    if version and not VERSION_PATTERN.fullmatch(version):
         raise Failure("not_found", f"model '{name}': expected a version such as 1, got {version[:128]!r}")
     return f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
 
@@ -141,7 +147,7 @@ async def run_tensors(
         Failure: the request was not admitted, failed, or got no response in time.
     """
     if checked.classified:
-        described = await read(gateway, path, request.left_s())
+        described = await read(gateway, path, request.remaining_s())
         if described.status != HTTPStatus.OK:
             raise failure_of(described)
         check_classification(json.loads(described.body), checked.classified)
@@ -180,47 +186,47 @@ class ImageInference:
     """An inference on one image, whose response is read as the result of a task.
 
     Args:
-        offered: the model.
+        offered_model: the model.
         kind: the task's kind of results.
         image: the image file.
-        size: its size, as declared by its structure.
-        work: its cost in units of a small photo.
+        image_header: its size and format, as declared by its structure.
+        cost: its cost in units of a small photo.
         headers: headers for a route.
         request_id: the id of the request.
         top_k: number of classes, for a classification.
         debt: cost not yet charged to the key's quota.
-        convert: returns the fields of an answer, given a result and `given`; may raise Failure.
-        given: the parameters of the request.
+        convert: returns the fields of an answer, given a result and `parameters`; may raise Failure.
+        parameters: the parameters of the request.
 
     Attributes: the same as for `TensorInference`, plus `values`, the fields of the answer.
     """
 
     def __init__(
         self,
-        offered: "OfferedModel",
+        offered_model: "OfferedModel",
         kind: ResultKind[Any],
         image: bytes | memoryview,
-        size: ImageHeader | None,
-        work: int,
+        image_header: ImageHeader | None,
+        cost: int,
         headers: Headers,
         request_id: str,
         top_k: int = 1,
         debt: int = 0,
         convert: Callable[[Any, Mapping[str, str]], tuple[Any, ...]] | None = None,
-        given: Mapping[str, str] = {},
+        parameters: Mapping[str, str] = {},
     ) -> None:
-        self._convert, self._given, self.values = convert, given, tuple[Any, ...]()
-        self.offered, self.budget, self._kind = offered, offered.budget, kind
-        self._image, self._size = image, size
+        self._convert, self._parameters, self.values = convert, parameters, tuple[Any, ...]()
+        self.offered_model, self.budget, self._kind = offered_model, offered_model.budget, kind
+        self._image, self._image_header = image, image_header
         self._headers, self._id, self.variant = headers, request_id, ""
-        self._wanted, self.path = (kind.action, top_k), f"{offered.path}/infer"
-        self.work, self.debt = [work], debt
+        self._wanted, self.path = (kind.action, top_k), f"{offered_model.path}/infer"
+        self.costs, self.debt = [cost], debt
         # A copy, because the model may be replaced, and its outputs forgotten, while this request waits.
-        self._outputs = offered.outputs.get(self._wanted, [])
-        self.is_prepared = self._wanted in offered.outputs
+        self._outputs = offered_model.outputs.get(self._wanted, [])
+        self.is_prepared = self._wanted in offered_model.outputs
         self.stages_s = {"admission": 0.0}
 
-    def check(self, settings: "Settings") -> None:
+    def check(self, settings: "GatewaySettings") -> None:
         """Reject an image that is empty or whose header declares too large a size.
 
         Raises:
@@ -228,29 +234,31 @@ class ImageInference:
         """
         if not self._image:
             raise Failure("invalid_image", "the image is empty")
-        check_size(self._size, settings)
+        check_size(self._image_header, settings)
 
-    async def prepare(self, triton: HttpConnectionPool, left_s: float) -> None:
+    async def prepare(self, triton: HttpConnectionPool, remaining_s: float) -> None:
         """Determine once which of the model's outputs to request.
 
         Raises:
             Failure: the model cannot be reached or has a different task.
         """
-        response = await request(triton, "GET", self.offered.path, timeout_s=left_s)
+        response = await request(triton, "GET", self.offered_model.path, timeout_s=remaining_s)
         if response.status != HTTPStatus.OK:
             raise self._rejected(response)
         try:
-            names = self._kind.wanted_outputs(json.loads(response.body))
+            names = self._kind.needed_outputs(json.loads(response.body))
         except RequestRefused as error:
             raise self._not_served() from error
-        except (Unreachable, *MALFORMED) as error:
+        except (Unreachable, *MALFORMED_ERRORS) as error:
             raise unreachable("") from error
-        classes = {**BINARY, CLASSIFICATION: self._wanted[1]}
-        outputs = [Output(name, classes if name == SCORES else BINARY) for name in names]
-        self._outputs = self.offered.outputs[self._wanted] = outputs
+        classes = {**BINARY_PARAMETERS, CLASSIFICATION: self._wanted[1]}
+        outputs = [Output(name, classes if name == SCORES else BINARY_PARAMETERS) for name in names]
+        self._outputs = self.offered_model.outputs[self._wanted] = outputs
         self.is_prepared = True
 
-    def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+    def encode(
+        self, remaining_s: float
+    ) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
         """Return path, headers and body of the request to Triton."""
         size, outputs = len(self._image), self._outputs
         head = msgspec.json.encode(
@@ -258,10 +266,10 @@ class ImageInference:
                 [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})],
                 self._id,
                 outputs,
-                {"timeout": max(1, int(left_s * 1e6))},
+                {"timeout": max(1, int(remaining_s * 1e6))},
             )
         )
-        headers = [OCTETS, (LENGTH, b"%d" % len(head)), *self._headers]
+        headers = [OCTET_STREAM_HEADER, (JSON_LENGTH_HEADER, b"%d" % len(head)), *self._headers]
         return (
             self.path,
             headers,
@@ -276,21 +284,21 @@ class ImageInference:
         """
         if response.status != HTTPStatus.OK:
             raise self._rejected(response)
-        size, kind = response.headers.get(LENGTH), self._kind
+        size, kind = response.headers.get(JSON_LENGTH_HEADER), self._kind
         try:
             result = HttpResult(response.body, None if size is None else int(size))
-        except MALFORMED as error:
+        except MALFORMED_ERRORS as error:
             raise unreachable("") from error
         if result.response.get("id", self._id) != self._id:
             raise unreachable("")
         if not kind.is_complete(result, 1):
             raise malformed_response("an output is missing or has a wrong shape")
         try:
-            answer = kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
+            answer = kind.read(result, self.offered_model.name, self._id, _NO_TIMINGS)[0]
         except Unreachable as error:
             raise malformed_response("an output has a wrong value") from error
         if self._convert:
-            self.values = self._convert(answer, self._given)
+            self.values = self._convert(answer, self._parameters)
         return answer
 
     def _rejected(self, response: HttpResponse) -> Failure:
@@ -302,9 +310,9 @@ class ImageInference:
         return failure
 
     def _not_served(self) -> Failure:
-        self.offered.forget()
+        self.offered_model.forget()
         failure = Failure("unavailable", _MESSAGES["unavailable"], UNAVAILABLE_RETRY_S)
-        failure.is_repeatable = False
+        failure.is_retryable = False
         return failure
 
 
@@ -340,14 +348,14 @@ def account(
     variant: str,
 ) -> None:
     """Record a finished inference: its outcome and the durations of its stages."""
-    if call.offered is None:
+    if call.offered_model is None:
         request.stages_s |= call.stages_s
         return
     request.images += 1
     call.variant = gateway.metrics.count_image(
-        request.endpoint, call.offered.name, variant, outcome, call.stages_s
+        request.endpoint, call.offered_model.name, variant, outcome, call.stages_s
     )
-    call.offered.live.note(outcome, call.variant, sum(call.stages_s.values()))
+    call.offered_model.recent_load.record(outcome, call.variant, sum(call.stages_s.values()))
 
 
 async def _admit_and_send(
@@ -356,9 +364,9 @@ async def _admit_and_send(
     admission, spans = gateway.admission, request.spans
     # Without tracing, nobody reads the span of an inference.
     span = spans.context.child() if spans.is_forwarded else spans.context
-    left_s, began_s = request.left_s(), time.perf_counter()
+    remaining_s, began_s = request.remaining_s(), time.perf_counter()
     try:
-        slot = await admission.take(left_s, request.key_id, call.work, call.path)
+        slot = await admission.acquire(remaining_s, request.key_id, call.costs, call.path)
     finally:
         call.stages_s["admission"] = time.perf_counter() - began_s
         if spans.is_traced:
@@ -367,7 +375,7 @@ async def _admit_and_send(
     trace = [(b"traceparent", str(span).encode())] if spans.is_forwarded else []
     result = None
     try:
-        result = await send(gateway.triton, call, request.left_s, trace)
+        result = await send(gateway.triton, call, request.remaining_s, trace)
     except (TimeoutError, asyncio.CancelledError) as error:
         _release_later(slot)
         if isinstance(error, TimeoutError):
@@ -378,7 +386,7 @@ async def _admit_and_send(
             _release_later(slot)  # a route answers before its variant has
             raise
         if isinstance(error, Failure) and error.code == "overloaded":
-            slot.rejected()
+            slot.release_rejected()
             error.retry_after_s = admission.retry_after_s()
         slot.release()
         raise
@@ -387,7 +395,7 @@ async def _admit_and_send(
         call.stages_s["inference"] = time.perf_counter() - began_s
         if spans.is_traced:
             spans.add("inference", call.stages_s["inference"], span)
-    slot.answered()
+    slot.release_answered()
     return result
 
 
@@ -399,7 +407,7 @@ def _release_later(slot: "Slot") -> None:
 async def send(
     triton: HttpConnectionPool,
     call: "TensorInference | ImageInference",
-    left_s: Callable[[], float],
+    get_remaining_s: Callable[[], float],
     more_headers: Headers = (),
 ) -> Any:
     """Send an inference, retrying after faults that are safe to retry, and return its result.
@@ -407,14 +415,14 @@ async def send(
     Args:
         triton: the connections to the server.
         call: the inference.
-        left_s: returns the seconds left, or raises an error.
+        get_remaining_s: returns the seconds left, or raises an error.
         more_headers: headers added to the call's own.
 
     Raises:
         Failure: the inference failed.
         TimeoutError: there was no response in time.
     """
-    budget, attempt, remaining_s = call.budget, 1, left_s()
+    budget, attempt, remaining_s = call.budget, 1, get_remaining_s()
     if budget:
         budget.running += 1
     try:
@@ -422,20 +430,20 @@ async def send(
             try:
                 if not call.is_prepared:
                     await call.prepare(triton, remaining_s)
-                    remaining_s = left_s()
+                    remaining_s = get_remaining_s()
                 path, headers, parts = call.encode(remaining_s)
                 response = await request(triton, "POST", path, [*headers, *more_headers], parts, remaining_s)
                 result = call.read(response)
             except Failure as failure:
-                pause_s = next_pause_s(budget, attempt, failure.is_repeatable)
-                if pause_s is None or pause_s >= left_s():
+                pause_s = next_pause_s(budget, attempt, failure.is_retryable)
+                if pause_s is None or pause_s >= get_remaining_s():
                     raise
                 attempt += 1
                 await asyncio.sleep(pause_s)
-                remaining_s = left_s()
+                remaining_s = get_remaining_s()
             else:
-                if budget and budget.taken:
-                    budget.succeeded()
+                if budget and budget.spent_tokens:
+                    budget.record_success()
                 return result
     finally:
         if budget:

@@ -19,14 +19,14 @@ def default_path(environment: Mapping[str, str]) -> Path:
     return config / "nereid" / "keys.json"
 
 
-def open_ring(given: Path | None, environment: Mapping[str, str]) -> KeyRing:
+def open_ring(path: Path | None, environment: Mapping[str, str]) -> KeyRing:
     """Return the keys in a file; the default file may be created later.
 
     Raises:
         OperationFailed: the file is invalid or cannot be read.
     """
     try:
-        return KeyRing(given or default_path(environment), may_come_later=given is None)
+        return KeyRing(path or default_path(environment), may_come_later=path is None)
     except InvalidKeys as error:
         raise OperationFailed(str(error)) from None
 
@@ -62,7 +62,7 @@ def add(path: Path, name: str, scopes: Sequence[str], rate_per_s: float | None) 
         raise WrongUsage(f"--scope: expected one or more of {', '.join(SCOPES)}, got {got}")
     key, secret = keys.make(name, allowed, datetime.now(UTC).replace(microsecond=0), rate_per_s)
     with _locked(path) as known:
-        if any(other.name == name for other in known):
+        if any(known_key.name == name for known_key in known):
             raise OperationFailed(f"'{name}' already has a key; fix: nereid key revoke '{name}'")
         _write(path, (*known, key))
     return secret

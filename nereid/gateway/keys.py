@@ -17,7 +17,7 @@ from nereid.base import files
 from nereid.base.contract import KEY_HEADER
 from nereid.base.errors import InvalidConfig
 from nereid.gateway.failures import Failure
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.shared_tables import SharedTable
 
 log = logging.getLogger("nereid.gateway")
@@ -91,9 +91,9 @@ def read(path: Path) -> KeyFile:
         raise InvalidKeys(f"'{path}' is not a key file: {error}") from None
 
 
-def format_keys(known: KeyFile) -> bytes:
+def format_keys(key_file: KeyFile) -> bytes:
     """Return the text of a key file."""
-    return msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(key_file), indent=2) + b"\n"
 
 
 class KeyRing:
@@ -109,7 +109,7 @@ class KeyRing:
 
     def __init__(self, path: Path | None = None, may_come_later: bool = False) -> None:
         self._path = path
-        self._seen: tuple[int, ...] = ()
+        self._loaded_version: tuple[int, ...] = ()
         self._by_digest: Mapping[str, Key] = {}
         self.failure = ""
         if path is None or (may_come_later and not path.exists()):
@@ -129,16 +129,16 @@ class KeyRing:
 
     def _read(self) -> None:
         """Reload the file if it changed; `failure` gives the reason if it is invalid."""
-        if self._path is None or (seen := _version(self._path)) == self._seen:
+        if self._path is None or (file_version := _version(self._path)) == self._loaded_version:
             return
         failed = self.failure
-        self._load(seen)
+        self._load(file_version)
         if self.failure != failed:
             log.warning("%s", self.failure or f"keys are read from '{self._path}' again")
 
-    def _load(self, seen: tuple[int, ...]) -> None:
+    def _load(self, file_version: tuple[int, ...]) -> None:
         assert self._path
-        self._seen, self._by_digest, self.failure = seen, {}, ""
+        self._loaded_version, self._by_digest, self.failure = file_version, {}, ""
         try:
             self._by_digest = {key.sha256: key for key in read(self._path).keys}
         except InvalidKeys as error:
@@ -159,11 +159,11 @@ Need = Literal["open", "any", "infer", "route", "admin"]
 EXPOSED_WITHOUT_KEYS = "listening beyond loopback needs API keys; fix: nereid key add NAME --scope infer"
 REQUIRED_WITHOUT_KEYS = "there are no API keys yet; fix: nereid key add NAME --scope infer"
 CHANGE_WITHOUT_KEYS = "a change needs a key; fix: nereid key add NAME --scope "
-CHANGES: tuple[Need, ...] = ("route", "admin")
-HOW = "send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+CHANGE_NEEDS: tuple[Need, ...] = ("route", "admin")
+KEY_INSTRUCTION = "send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 
-def check_ring(keys: KeyRing, settings: Settings) -> None:
+def check_ring(keys: KeyRing, settings: GatewaySettings) -> None:
     """Check that a gateway has keys if its callers need them.
 
     Raises:
@@ -176,8 +176,8 @@ def check_ring(keys: KeyRing, settings: Settings) -> None:
 def secret_of(headers: dict[bytes, bytes]) -> str:
     """Return the secret sent with a request, or ""."""
     scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-    given = secret.strip() if scheme.lower() == b"bearer" else headers.get(KEY_HEADER.encode(), b"")
-    return given.decode("latin-1")
+    raw_secret = secret.strip() if scheme.lower() == b"bearer" else headers.get(KEY_HEADER.encode(), b"")
+    return raw_secret.decode("latin-1")
 
 
 def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need: Need) -> Key | None:
@@ -192,16 +192,16 @@ def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need
     Raises:
         Failure: the key is missing, unknown, or lacks the scope.
     """
-    is_needed = need in CHANGES or (keys_needed and need != "open")
+    is_needed = need in CHANGE_NEEDS or (keys_needed and need != "open")
     secret = secret_of(headers)
     if not secret:
         if not is_needed:
             return None
-        is_change = need in CHANGES and not keys
-        fix = f"{CHANGE_WITHOUT_KEYS}{need}" if is_change else f"an API key is required; {HOW}"
+        is_change = need in CHANGE_NEEDS and not keys
+        fix = f"{CHANGE_WITHOUT_KEYS}{need}" if is_change else f"an API key is required; {KEY_INSTRUCTION}"
         raise Failure("unauthenticated", fix)
     if (key := keys.find(secret)) is None:
-        raise Failure("unauthenticated", f"unknown API key; {HOW}")
+        raise Failure("unauthenticated", f"unknown API key; {KEY_INSTRUCTION}")
     if is_needed and need != "open" and need != "any" and not key.may(need):
         raise Failure("forbidden", f"the key '{key.name}' lacks the scope '{need}'")
     return key
@@ -242,11 +242,11 @@ class Quotas:
         Raises:
             Failure: `rate_limited`, with the time until a token is available.
         """
-        own = None if key is None else key.rate_per_s
-        rate_per_s = self._rate_per_s if own is None else own
+        key_rate_per_s = None if key is None else key.rate_per_s
+        rate_per_s = self._rate_per_s if key_rate_per_s is None else key_rate_per_s
         if rate_per_s is None or not tokens:
             return
-        with self._buckets.held(key.id if key else "") as bucket:
+        with self._buckets.locked(key.id if key else "") as bucket:
             now_s, left = self._clock(), float(self._burst)
             if bucket:
                 at_s, had = bucket

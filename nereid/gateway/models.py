@@ -18,9 +18,9 @@ from nereid.base.contract import PROBE_HEADER
 from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.retry import RetryBudget
 from nereid.gateway.failures import Failure, invalid_request
-from nereid.gateway.gateway_metrics import Live
+from nereid.gateway.gateway_metrics import RecentLoad
 from nereid.gateway.inference import ImageInference, request, send
-from nereid.gateway.readiness import Readiness
+from nereid.gateway.readiness import ReadinessProbe
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
 from nereid.tasks import DEFAULT, task_of
@@ -36,7 +36,7 @@ class PreviewRefused(Exception):
     """An image cannot be shown the way the network sees it; the message says why."""
 
 
-class PublishOrder(Struct, frozen=True):
+class PublishCommand(Struct, frozen=True):
     """A network to publish.
 
     Attributes:
@@ -71,11 +71,11 @@ class Publisher(Protocol):
     def repository(self) -> Path:
         """The model repository folder."""
 
-    async def publish(self, order: PublishOrder) -> PublishAnswer:
+    async def publish(self, command: PublishCommand) -> PublishAnswer:
         """Publish a network as a model's next version, and return once it is served.
 
         Raises:
-            WrongUsage: the order itself is invalid.
+            WrongUsage: the command itself is invalid.
             OperationFailed: the network or the server was refused.
         """
 
@@ -155,12 +155,12 @@ class OfferedModel:
         task: its task; None while unknown.
         path: Triton's path for the model.
         budget: retry budget for its images.
-        outputs: the outputs to request, by the work of a task and the number of classes.
+        outputs: the outputs to request, by the task's action and the number of classes.
     """
 
     name: str
-    live: Live
-    readiness: Readiness
+    recent_load: RecentLoad
+    readiness: ReadinessProbe
     route: RouteView | None
     task: Task | None = None
     path: str = ""
@@ -214,14 +214,14 @@ class Models:
         if name is None:
             if task is None:
                 return self.default
-            first, own = self._first.get(task.name, (None, None))
-            return first if first and first.task is own else await self._with_task(task)
+            first, model_task = self._first.get(task.name, (None, None))
+            return first if first and first.task is model_task else await self._with_task(task)
         model = self.known.get(name) or await self._named(name)
-        own = await self.task_of(model) if task else None
-        if task and own and not _does(own, task):
-            fix = f"POST /v1/models/{name}/{own.path.rpartition('/')[2]}"
+        model_task = await self.task_of(model) if task else None
+        if task and model_task and not _does(model_task, task):
+            fix = f"POST /v1/models/{name}/{model_task.path.rpartition('/')[2]}"
             raise invalid_request(
-                f"model {name!r} {own.verb_phrase}, and does not support this endpoint; fix: {fix}"
+                f"model {name!r} {model_task.verb_phrase}, and does not support this endpoint; fix: {fix}"
             )
         return model
 
@@ -251,14 +251,16 @@ class Models:
     async def _with_task(self, task: Task) -> OfferedModel:
         """Return the first model with exactly this task, or else one that can perform it."""
         models = [(model, await self.task_of(model)) async for model in self.all()]
-        exact = [model for model, own in models if own is task]
-        able = [model for model, own in models if own and _does(own, task)]
+        exact = [model for model, model_task in models if model_task is task]
+        able = [model for model, model_task in models if model_task and _does(model_task, task)]
         if candidates := [*exact, *able]:
             self._first[task.name] = candidates[0], candidates[0].task
             return candidates[0]
-        if unknown := [model for model, own in models if own is None]:
+        if unknown := [model for model, model_task in models if model_task is None]:
             return unknown[0]  # its server decides
-        offered = ", ".join(f"{model.name} {own.verb_phrase}" for model, own in models[:MAX_NAMES] if own)
+        offered = ", ".join(
+            f"{model.name} {model_task.verb_phrase}" for model, model_task in models[:MAX_NAMES] if model_task
+        )
         raise Failure("not_found", f"no model {task.verb_phrase} here; available: {offered}")
 
     def _add(self, name: str) -> OfferedModel:
@@ -271,10 +273,12 @@ class Models:
 
         route = self.source.route(name)
         view = RouteView(route) if route else None
-        model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view, path=path_of(name))
+        model = self.known[name] = OfferedModel(
+            name, RecentLoad(), ReadinessProbe(probe), view, path=path_of(name)
+        )
         return model
 
 
-def _does(own: Task, task: Task) -> bool:
-    """Return whether models with the task `own` can perform a task."""
-    return task.name in (own.name, own.extends)
+def _does(model_task: Task, task: Task) -> bool:
+    """Return whether models with the task `model_task` can perform a task."""
+    return task.name in (model_task.name, model_task.extends)

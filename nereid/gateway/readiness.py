@@ -10,9 +10,9 @@ from msgspec import Struct
 from nereid.base.assets import COFFEE
 from nereid.gateway.failures import Failure
 
-CACHE_S, TIMEOUT_S = 2.0, 5.0
+MAX_CACHE_AGE_S, PROBE_TIMEOUT_S = 2.0, 5.0
 # Maximum age in seconds of a result shown on an open page.
-WATCHED_S = 5.0
+MAX_WATCHED_AGE_S = 5.0
 
 
 class Health(Struct):
@@ -28,8 +28,8 @@ class Ready(Struct):
     reason: str = ""
 
 
-class Readiness:
-    """Probe the server with a real inference, at most one at a time and every `CACHE_S` seconds.
+class ReadinessProbe:
+    """Probe the server with a real inference, at most one at a time and every `MAX_CACHE_AGE_S` seconds.
 
     Args:
         infer: sends an image to the model with a time limit; bypasses admission so that load does not count
@@ -48,11 +48,11 @@ class Readiness:
 
     async def state(self) -> Ready:
         """Return the last result or probe again; concurrent callers share one probe."""
-        return await asyncio.shield(self._recent(CACHE_S))
+        return await asyncio.shield(self._recent(MAX_CACHE_AGE_S))
 
     def latest(self) -> Ready | None:
         """Return the last result without waiting, or None; if it is old, start a new probe."""
-        self._recent(WATCHED_S)
+        self._recent(MAX_WATCHED_AGE_S)
         return self._result
 
     def _recent(self, max_age_s: float) -> "asyncio.Task[Ready]":
@@ -67,9 +67,9 @@ class Readiness:
 
     async def _inferred(self) -> Ready:
         try:
-            await self._infer(self._image, TIMEOUT_S)
+            await self._infer(self._image, PROBE_TIMEOUT_S)
         except TimeoutError:
-            return Ready(False, f"no response within {TIMEOUT_S:.3g} s")
+            return Ready(False, f"no response within {PROBE_TIMEOUT_S:.3g} s")
         except Failure as failure:
             # Overload does not count: moving the load to the next server would overload that one.
             if failure.code != "overloaded":

@@ -19,7 +19,7 @@ class VariantState(Struct, frozen=True):
     breaker: str
 
 
-RolloutOrder = Literal["start", "pause", "resume", "promote", "abort"]
+RolloutCommand = Literal["start", "pause", "resume", "promote", "abort"]
 
 
 class RolloutState(Struct, frozen=True):
@@ -71,22 +71,22 @@ class RouteControl(Protocol):
             author: recorded as the author of the change.
         """
 
-    def order_rollout(
-        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    def issue_rollout_command(
+        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
     ) -> RouteState:
-        """Start a rollout, or send an order to the active one.
+        """Start a rollout, or give a command to the active one.
 
         Args:
-            order: what to do.
+            command: what to do.
             candidate, steps: for a rollout to start; empty steps mean the default ones.
-            author: recorded as the author of the order.
+            author: recorded as the author of the command.
         """
 
 
 class RouteView:
     """A route with many readers: blocking calls run in a thread, and results are cached for one second."""
 
-    CACHE_S = 1.0
+    MAX_CACHE_AGE_S = 1.0
 
     def __init__(self, control: RouteControl, clock: Callable[[], float] = time.monotonic) -> None:
         self._control, self._clock = control, clock
@@ -96,7 +96,7 @@ class RouteView:
     async def show(self) -> RouteState:
         """Return the route; concurrent callers share one read."""
         reading = self._reading
-        if reading is None or (reading.done() and self._clock() - self._read_s >= self.CACHE_S):
+        if reading is None or (reading.done() and self._clock() - self._read_s >= self.MAX_CACHE_AGE_S):
             reading = self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(reading)
 
@@ -108,11 +108,13 @@ class RouteView:
         self._reading = None
         return state
 
-    async def order_rollout(
-        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    async def issue_rollout_command(
+        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
     ) -> RouteState:
-        """Start or control a rollout; raises the errors of `RouteControl.order_rollout`."""
-        state = await asyncio.to_thread(self._control.order_rollout, order, candidate, steps, author)
+        """Start or control a rollout; raises the errors of `RouteControl.issue_rollout_command`."""
+        state = await asyncio.to_thread(
+            self._control.issue_rollout_command, command, candidate, steps, author
+        )
         self._reading = None
         return state
 

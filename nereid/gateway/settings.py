@@ -15,7 +15,7 @@ KEEP_ALIVE_S = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenOptions:
     """The gateway's address; port 0 selects a free port. A certificate and its key enable TLS.
 
     `grpc_port` is the port for the v2 protocol over gRPC, or None. `keep_alive_s` is the idle connection
@@ -32,7 +32,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class GatewaySettings:
     """Address, upstream server, access rules and limits of a gateway.
 
     Attributes:
@@ -105,5 +105,5 @@ class Settings:
     @property
     def hosts(self) -> frozenset[str]:
         """Valid names in `Host`, without port; empty allows any name."""
-        own = () if self.requires_keys else (*LOOPBACK_NAMES, self.host)
-        return frozenset(name.lower() for name in (*own, *self.allowed_hosts))
+        default_hosts = () if self.requires_keys else (*LOOPBACK_NAMES, self.host)
+        return frozenset(name.lower() for name in (*default_hosts, *self.allowed_hosts))

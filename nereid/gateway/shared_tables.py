@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Any
 
 # Each name maps to one set of records. When a set is full, its oldest record is evicted.
-SETS, PLACES = 2**13, 8
+SETS, SLOTS_PER_SET = 2**13, 8
 _FREE = bytes(16)
 
 
@@ -28,37 +28,37 @@ class SharedTable:
         self._record = Struct(f"=16s{fields}")
         self._file = os.memfd_create("nereid-table")
         weakref.finalize(self, os.close, self._file)
-        size = SETS * PLACES * self._record.size
+        size = SETS * SLOTS_PER_SET * self._record.size
         os.ftruncate(self._file, size)
         self._memory = mmap.mmap(self._file, size)
 
     @contextmanager
-    def held(self, name: str) -> Iterator[list[Any]]:
+    def locked(self, name: str) -> Iterator[list[Any]]:
         """Yield the fields of a name's record, [] if there is none, and store them on exit.
 
         Until then, other processes wait for the record. Fields that are empty on exit store nothing.
         """
         key = digest(name, 16)
-        number = int.from_bytes(key[:8]) % SETS
-        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, number)
+        set_index = int.from_bytes(key[:8]) % SETS
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, set_index)
         try:
-            place, fields = self._find(number, key)
+            offset, fields = self._find(set_index, key)
             yield fields
             if fields:
-                self._record.pack_into(self._memory, place, key, *fields)
+                self._record.pack_into(self._memory, offset, key, *fields)
         finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, set_index)
 
-    def _find(self, number: int, key: bytes) -> tuple[int, list[Any]]:
+    def _find(self, set_index: int, key: bytes) -> tuple[int, list[Any]]:
         """Return the offset of a key's record and its fields; without one, where it may be stored, and []."""
         replaced, oldest = 0, (True, float("inf"))
-        for index in range(number * PLACES, (number + 1) * PLACES):
-            place = index * self._record.size
-            stored_key, at_s, *fields = self._record.unpack_from(self._memory, place)
+        for index in range(set_index * SLOTS_PER_SET, (set_index + 1) * SLOTS_PER_SET):
+            offset = index * self._record.size
+            stored_key, at_s, *fields = self._record.unpack_from(self._memory, offset)
             if stored_key == key:
-                return place, [at_s, *fields]
+                return offset, [at_s, *fields]
             if (age := (stored_key != _FREE, at_s)) < oldest:
-                replaced, oldest = place, age
+                replaced, oldest = offset, age
         return replaced, []
 
 
@@ -101,17 +101,17 @@ class RecentAnswers:
         """
         names = f"{model}{_SEPARATOR}{variant}".encode()
         if len(names) <= _MAX_NAMES:
-            with self._answers.held(name) as answer:
+            with self._answers.locked(name) as answer:
                 answer[:] = self._clock(), index, _label_digest(label), False, names
 
     def rate(self, name: str, label: str | int) -> RatedAnswer | None:
         """Compare an answer with the true class, given as label or index; None if the answer is unknown."""
-        with self._answers.held(name) as answer:
+        with self._answers.locked(name) as answer:
             if not answer:
                 return None
-            _, index, known, has_feedback, names = answer
+            _, index, label_digest, has_feedback, names = answer
             answer[3] = True
-        is_correct = label == index if isinstance(label, int) else _label_digest(label) == known
+        is_correct = label == index if isinstance(label, int) else _label_digest(label) == label_digest
         model, variant = names.rstrip(b"\0").decode().partition(_SEPARATOR)[::2]
         return RatedAnswer(model, variant, is_correct, not has_feedback)
 

@@ -10,7 +10,7 @@ from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
 from nereid.gateway.keys import KeyRing, Quotas
 from nereid.gateway.models import Models, OfferedModel
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.shared_tables import RecentAnswers
 from nereid.gateway.workers import Report, SharedState
 
@@ -19,7 +19,7 @@ from nereid.gateway.workers import Report, SharedState
 class Gateway:
     """One gateway: settings, models, limits and metrics."""
 
-    settings: Settings
+    settings: GatewaySettings
     keys: KeyRing
     models: Models
     admission: Admission
@@ -37,7 +37,7 @@ class Gateway:
     def report(self) -> None:
         """Update what this gateway's other workers see."""
         if self.shared:
-            models = {name: model.live.last_minute() for name, model in self.models.known.items()}
+            models = {name: model.recent_load.window() for name, model in self.models.known.items()}
             in_flight, limit = self.admission.in_flight, self.admission.limit
             self.shared.report(Report(time.monotonic(), in_flight, limit, models))
             self.metrics.refresh()
@@ -47,13 +47,15 @@ class Gateway:
         reports = [*self.shared.others()] if self.shared else []
         in_flight = self.admission.in_flight + sum(report.in_flight for report in reports)
         limit = self.admission.limit + sum(report.limit for report in reports)
-        others = [report.models[model.name] for report in reports if model.name in report.models]
+        other_windows = [report.models[model.name] for report in reports if model.name in report.models]
         ready = model.readiness.latest()
         is_ready, reason = (None, "") if ready is None else (ready.ready, ready.reason)
-        return model.live.state(in_flight, limit, is_ready, reason, others)
+        return model.recent_load.state(in_flight, limit, is_ready, reason, other_windows)
 
 
-def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState | None = None) -> Gateway:
+def build(
+    settings: GatewaySettings, keys: KeyRing, models: Models, shared: SharedState | None = None
+) -> Gateway:
     """Return a gateway in front of models; `shared` is the state of its workers if it has several."""
     if shared:
         settings = shared.settings(settings)

@@ -15,7 +15,7 @@ from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
 from nereid.gateway.inference import ImageInference, run
 from nereid.gateway.keys import Need
 from nereid.tasks.task import Task
-from nereid.vision.imaging.formats.size import read_header, work_of
+from nereid.vision.imaging.formats.image_header import estimate_header_cost, read_header
 
 if TYPE_CHECKING:
     from nereid.gateway.state import Gateway
@@ -29,12 +29,12 @@ _Value = TypeVar("_Value")
 # A query parameter: its description and JSON schema.
 Parameter = tuple[str, Mapping[str, Any]]
 
-WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
+WORD_SCHEMA = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
 # Parameters that every task accepts.
 ROUTE_PARAMETERS: dict[str, Parameter] = {
-    "variant": ("Variant of the route that answers; same as header x-variant.", WORD),
-    "version": ("Version of the model that answers; same as header x-model-version.", WORD),
-    "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", WORD),
+    "variant": ("Variant of the route that answers; same as header x-variant.", WORD_SCHEMA),
+    "version": ("Version of the model that answers; same as header x-model-version.", WORD_SCHEMA),
+    "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", WORD_SCHEMA),
 }
 DEFAULT_TOP_K = 5
 # Sample images and their credits.
@@ -43,7 +43,7 @@ PHOTOS = {
     CHELSEA: "Stéfan van der Walt, CC0",
 }
 # Media types accepted for a single image.
-ONE_IMAGE = ("image/*", "application/octet-stream", FORM, JSON)
+IMAGE_MEDIA_TYPES = ("image/*", "application/octet-stream", FORM, JSON)
 BODY_ERRORS: tuple[Code, ...] = ("body_timeout", "too_large", "unsupported_media_type")
 IMAGE_ERRORS: tuple[Code, ...] = (
     *("invalid_image", "not_found", *BODY_ERRORS, "rate_limited", "overloaded", "inference_failed"),
@@ -80,7 +80,7 @@ class Operation:
         answer: class of the response; None if the response is not JSON but has `response_type`.
         query: the query parameters, by name.
         body: class of the JSON body.
-        kinds: media types accepted for the body.
+        media_types: media types accepted for the body.
         errors: possible error codes, in addition to those common to all operations.
         is_limited: whether quotas, rule headers and the timeout header apply.
         is_of_model: whether the operation concerns one model: the default one, or the one in the path.
@@ -96,7 +96,7 @@ class Operation:
     answer: Any
     query: Mapping[str, Parameter] = field(default_factory=dict)
     body: Any = None
-    kinds: tuple[str, ...] = ()
+    media_types: tuple[str, ...] = ()
     errors: tuple[Code, ...] = ()
     is_limited: bool = False
     is_of_model: bool = False
@@ -130,10 +130,10 @@ class Endpoint:
         errors: error codes, in addition to those common to all images.
         photos: sample images that suit the task, with their credits.
         operations: additional operations of the task; for a model operation, the model must have the task.
-        kinds: media types accepted for the body.
+        media_types: media types accepted for the body.
         respond: encodes an answer and may raise Failure; None encodes it as JSON.
         other_type: media type that `respond` can choose instead of JSON.
-        keep: called with each result before it is encoded.
+        on_result: called with each result before it is encoded.
     """
 
     summary: str
@@ -143,10 +143,10 @@ class Endpoint:
     errors: tuple[Code, ...] = ()
     photos: Mapping[Path, str] = field(default_factory=dict)
     operations: tuple[Operation, ...] = ()
-    kinds: tuple[str, ...] = ONE_IMAGE
+    media_types: tuple[str, ...] = IMAGE_MEDIA_TYPES
     respond: Respond | None = None
     other_type: str = ""
-    keep: Callable[["Gateway", GatewayRequest, Any], None] | None = None
+    on_result: Callable[["Gateway", GatewayRequest, Any], None] | None = None
 
 
 def operations_of(task: Task) -> Iterator[Operation]:
@@ -160,7 +160,7 @@ def operations_of(task: Task) -> Iterator[Operation]:
         endpoint.answer,
         query=endpoint.parameters,
         body=ImageBody,
-        kinds=endpoint.kinds,
+        media_types=endpoint.media_types,
         errors=(*IMAGE_ERRORS, *endpoint.errors),
         other_type=endpoint.other_type,
         is_limited=True,
@@ -173,48 +173,50 @@ def operations_of(task: Task) -> Iterator[Operation]:
 
 def _handler(task: Task, endpoint: Endpoint) -> Handler:
     """Return the handler that runs a task on the image of a request."""
-    kind = task.entry_point("result")
-    own = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
+    result_kind = task.entry_point("result")
+    fields = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
 
-    def attributes(found: Any, given: Mapping[str, str]) -> tuple[Any, ...]:
+    def attributes(result: Any, query_parameters: Mapping[str, str]) -> tuple[Any, ...]:
         try:
-            return tuple(convert(getattr(found, part.name), part.type, from_attributes=True) for part in own)
+            return tuple(
+                convert(getattr(result, part.name), part.type, from_attributes=True) for part in fields
+            )
         except ValidationError as error:
             raise malformed_response(error) from error
 
     values = endpoint.values or attributes
 
     async def answer(gateway: "Gateway", request: GatewayRequest) -> GatewayResponse:
-        settings, given = gateway.settings, parameters(request, endpoint.parameters)
-        headers = request.forwarded(given)
-        left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
-        gateway.admission.check(left_s, request.key_id)
-        image = await gateway.uploads.one(request, left_s)
+        settings, query_parameters = gateway.settings, parameters(request, endpoint.parameters)
+        headers = request.forwarded(query_parameters)
+        remaining_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+        gateway.admission.check(remaining_s, request.key_id)
+        image = await gateway.uploads.read_image(request, remaining_s)
         received_s = request.end_stage("receive")
-        size = read_header(image)
-        work, name = work_of(size, settings.max_pixels), request.request_id
+        image_header = read_header(image)
+        cost, name = estimate_header_cost(image_header, settings.max_pixels), request.request_id
         call = ImageInference(
             request.model,
-            kind,
+            result_kind,
             image,
-            size,
-            work,
+            image_header,
+            cost,
             headers,
             name,
-            top_k=top_k_of(given),
-            debt=work - 1,
+            top_k=top_k_of(query_parameters),
+            debt=cost - 1,
             convert=values,
-            given=given,
+            parameters=query_parameters,
         )
         with CancelOnDisconnect(request):
             result = await run(gateway, request, call)
         request.variant = call.variant
-        if endpoint.keep:
-            endpoint.keep(gateway, request, result)
+        if endpoint.on_result:
+            endpoint.on_result(gateway, request, result)
         timings_ms = timings(request, received_s, call.stages_s)
         reply = endpoint.answer(name, *source_of(result), *call.values, timings_ms)
         if endpoint.respond:
-            return await endpoint.respond(gateway, request, reply, given, image, work)
+            return await endpoint.respond(gateway, request, reply, query_parameters, image, cost)
         return json_response(reply)
 
     # The operation's id and summary.
@@ -223,20 +225,20 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
 
 
 async def run_in_limited_thread(
-    gateway: "Gateway", request: GatewayRequest, work: int, function: Callable[[], _Value]
+    gateway: "Gateway", request: GatewayRequest, cost: int, function: Callable[[], _Value]
 ) -> _Value:
     """Run an image function in a thread, only one at a time because inferences have priority.
 
     Args:
         gateway: provides quotas and slots.
         request: the image's request, whose key is charged for the time.
-        work: expected cost, in units of a small photo.
+        cost: expected cost, in units of a small photo.
         function: runs to completion, even if nobody is waiting for it any more.
 
     Raises:
         Failure: the request is late, or its key has too many requests waiting.
     """
-    slot = await gateway.previews.take(request.left_s(), request.key_id, [work], request.model.name)
+    slot = await gateway.previews.acquire(request.remaining_s(), request.key_id, [cost], request.model.name)
 
     def end(running: "asyncio.Task[_Value]") -> None:
         is_answered = running.exception() is None
@@ -246,7 +248,7 @@ async def run_in_limited_thread(
     running = asyncio.create_task(asyncio.to_thread(function))
     running.add_done_callback(end)
     try:
-        async with asyncio.timeout(request.left_s()):
+        async with asyncio.timeout(request.remaining_s()):
             return await asyncio.shield(running)
     except TimeoutError:
         raise request.deadline_failure() from None
@@ -258,27 +260,29 @@ def parameters(request: GatewayRequest, known: Mapping[str, Parameter]) -> dict[
     Raises:
         Failure: a parameter is unknown or repeated, or its value does not match its schema.
     """
-    given = request.query(known)
-    for name, value in given.items():
+    query_parameters = request.query(known)
+    for name, value in query_parameters.items():
         schema = known[name][1]
         if schema["type"] == "integer":
             whole_number(name, value, schema["maximum"])
         elif "enum" in schema:
-            given[name] = value.lower()
-            if given[name] not in schema["enum"]:
+            query_parameters[name] = value.lower()
+            if query_parameters[name] not in schema["enum"]:
                 expected = ", ".join(schema["enum"])
-                raise invalid_request(f"{name} must be one of {expected}, got {given[name][:32]!r}")
-    return given
+                raise invalid_request(
+                    f"{name} must be one of {expected}, got {query_parameters[name][:32]!r}"
+                )
+    return query_parameters
 
 
-def top_k_of(given: Mapping[str, str]) -> int:
+def top_k_of(query_parameters: Mapping[str, str]) -> int:
     """Return the number of classes that a request's parameters ask for."""
-    return int(given.get("top_k", DEFAULT_TOP_K))
+    return int(query_parameters.get("top_k", DEFAULT_TOP_K))
 
 
-def source_of(found: Any) -> tuple[str, str, str, str]:
+def source_of(result: Any) -> tuple[str, str, str, str]:
     """Return a result's model, variant, version and reason, in the order used in answers."""
-    return found.model, found.variant, found.version, found.reason
+    return result.model, result.variant, result.version, result.reason
 
 
 def timings(request: GatewayRequest, received_s: float, stages_s: Mapping[str, float]) -> TimingsMs:

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.gateway.http.bounded_protocol import HEAD_S, peer_of
-from nereid.gateway.settings import Listen
+from nereid.gateway.http.bounded_protocol import HEAD_TIMEOUT_S, peer_of
+from nereid.gateway.settings import ListenOptions
 
 BACKLOG = 1024
 # Maximum unfinished handshakes per address and in total. Beyond that, the address with most loses its oldest.
@@ -71,7 +71,7 @@ class TlsListener:
 
     def _begin(self, connection: socket.socket, peer: str) -> None:
         shaking = self._loop.connect_accepted_socket(
-            self._protocol, connection, ssl=self._context, ssl_handshake_timeout=HEAD_S
+            self._protocol, connection, ssl=self._context, ssl_handshake_timeout=HEAD_TIMEOUT_S
         )
         task: asyncio.Task[object] = self._loop.create_task(shaking)
         of_peer = self._handshakes.setdefault(peer, {})
@@ -101,7 +101,7 @@ def http2_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     return context
 
 
-def check_certificate(listen: Listen) -> None:
+def check_certificate(listen: ListenOptions) -> None:
     """Check that an address's certificate and key, if any, are usable.
 
     Raises:

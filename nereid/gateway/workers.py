@@ -19,13 +19,13 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from nereid.base.errors import OperationFailed
 from nereid.base.processes import STOP_SIGNALS, BackOff, end_with_parent
-from nereid.gateway.gateway_metrics import LastMinute
+from nereid.gateway.gateway_metrics import LoadWindow
 from nereid.gateway.keys import BUCKET_FORMAT
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.shared_tables import RecentAnswers, SharedTable
 
 # Seconds between a worker's reports, and the age at which a report is ignored.
-REPORT_S, MAX_AGE_S = 1.0, 5.0
+REPORT_INTERVAL_S, MAX_REPORT_AGE_S = 1.0, 5.0
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -38,7 +38,7 @@ class Report(Struct):
     at_s: float
     in_flight: int
     limit: int
-    models: dict[str, LastMinute]
+    models: dict[str, LoadWindow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class SharedState:
         shared = values.MultiProcessValue(lambda: self.number)  # type: ignore[no-untyped-call]
         values.ValueClass = shared
 
-    def settings(self, whole: Settings) -> Settings:
+    def settings(self, whole: GatewaySettings) -> GatewaySettings:
         """Return this worker's share of a gateway's limits."""
         # Except `max_in_flight`: it adapts to what the server can handle, and connections vary by worker.
         part = whole.max_buffered_bytes // self.count
@@ -88,17 +88,17 @@ class SharedState:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 report = msgspec.msgpack.decode(self._path(number).read_bytes(), type=Report)
-                if time.monotonic() - report.at_s < MAX_AGE_S:
+                if time.monotonic() - report.at_s < MAX_REPORT_AGE_S:
                     yield report
 
     def _path(self, number: int) -> Path:
         return self.folder / f"worker-{number}"
 
 
-START_POLL_S = 0.05
+START_POLL_INTERVAL_S = 0.05
 WAITED_FOR = {signal.SIGCHLD, *STOP_SIGNALS}
 # Called with the worker's number and a function to call once the worker is listening.
-Work = Callable[[int, Callable[[], object]], None]
+WorkerMain = Callable[[int, Callable[[], object]], None]
 
 
 class WorkerPool:
@@ -109,18 +109,18 @@ class WorkerPool:
 
     Args:
         count: number of workers.
-        work: runs in each worker, with its number, until a signal arrives.
+        worker_main: runs in each worker, with its number, until a signal arrives.
         log: called with a line for each restart.
         forget: called with the number of a worker that has exited.
     """
 
     def __init__(
-        self, count: int, work: Work, log: Callable[[str], None], forget: Callable[[int], None]
+        self, count: int, worker_main: WorkerMain, log: Callable[[str], None], forget: Callable[[int], None]
     ) -> None:
-        self._count, self._work, self._log, self._forget = count, work, log, forget
-        self._numbers: dict[int, int] = {}
+        self._count, self._worker_main, self._log, self._forget = count, worker_main, log, forget
+        self._number_by_pid: dict[int, int] = {}
         self._back_offs = [BackOff() for _ in range(count)]
-        self._ready, self._is_ready = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._ready_reader, self._ready_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self, announce: Callable[[], None]) -> None:
         """Run until a signal arrives.
@@ -147,12 +147,12 @@ class WorkerPool:
         """Wait until all workers are listening; return False after a signal."""
         listening = 0
         while listening < self._count:
-            if self._is_stopped(START_POLL_S):
+            if self._is_stopped(START_POLL_INTERVAL_S):
                 return False
             if self._ended():
                 raise OperationFailed("a worker of the gateway did not start; see the error above")
             with contextlib.suppress(BlockingIOError):
-                listening += len(os.read(self._ready, self._count))
+                listening += len(os.read(self._ready_reader, self._count))
         return True
 
     def _keep(self) -> None:
@@ -160,7 +160,7 @@ class WorkerPool:
             for number, status in self._ended().items():
                 self._forget(number)
                 self._delay(number, f"ended with status {status}")
-            if not self._numbers:  # exit, so that this process's supervisor notices
+            if not self._number_by_pid:  # exit, so that this process's supervisor notices
                 raise OperationFailed("all workers of the gateway have ended; their reasons are above")
             for number, back_off in enumerate(self._back_offs):
                 if back_off.due_s is not None and back_off.due_s <= time.monotonic():
@@ -175,9 +175,9 @@ class WorkerPool:
         except OSError as error:  # too many processes, or too little memory
             self._delay(number, f"cannot start: {error.strerror}")
 
-    def _delay(self, number: int, what: str) -> None:
-        pause_s = self._back_offs[number].failed(time.monotonic())
-        self._log(f"worker {number} {what}; it starts again in {pause_s:g} s")
+    def _delay(self, number: int, reason: str) -> None:
+        pause_s = self._back_offs[number].record_failure(time.monotonic())
+        self._log(f"worker {number} {reason}; it starts again in {pause_s:g} s")
 
     def _is_stopped(self, timeout_s: float | None) -> bool:
         """Wait for a signal and return whether it stops the gateway."""
@@ -189,15 +189,15 @@ class WorkerPool:
     def _start(self, number: int) -> None:
         end_with_this = end_with_parent()
         if pid := os.fork():
-            self._numbers[pid] = number
-            self._back_offs[number].began(time.monotonic())
+            self._number_by_pid[pid] = number
+            self._back_offs[number].record_start(time.monotonic())
             return
         status = 1
         try:
             end_with_this()
             os.setsid()  # so Ctrl-C reaches only the parent, which stops the workers
             signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITED_FOR)
-            self._work(number, lambda: os.write(self._is_ready, b"."))
+            self._worker_main(number, lambda: os.write(self._ready_writer, b"."))
             status = 0
         except OperationFailed as error:
             print(f"error: {error}", file=sys.stderr)
@@ -212,24 +212,24 @@ class WorkerPool:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 # The first process in a container also inherits orphaned children of other processes.
-                if (number := self._numbers.pop(ended[0], None)) is not None:
+                if (number := self._number_by_pid.pop(ended[0], None)) is not None:
                     statuses[number] = os.waitstatus_to_exitcode(ended[1])
         return statuses
 
     def _end(self) -> None:
         self._send(signal.SIGTERM)
         self._ended()
-        while self._numbers:
+        while self._number_by_pid:
             if self._is_stopped(None):
                 self._send(signal.SIGKILL)
             self._ended()
-        for descriptor in (self._ready, self._is_ready):
+        for descriptor in (self._ready_reader, self._ready_writer):
             os.close(descriptor)
 
-    def _send(self, number: signal.Signals) -> None:
-        for pid in self._numbers:
+    def _send(self, signal_number: signal.Signals) -> None:
+        for pid in self._number_by_pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, signal_number)
 
 
 def _leave(status: int) -> NoReturn:

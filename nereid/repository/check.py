@@ -12,7 +12,8 @@ from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig,
 from nereid.base.errors import InvalidConfig
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
-from nereid.repository.layout import (
+from nereid.repository.onnx_file import OnnxFile
+from nereid.repository.repository_index import (
     InvalidLabels,
     backend_of,
     check_label_count,
@@ -21,7 +22,6 @@ from nereid.repository.layout import (
     served_versions,
     steps_of,
 )
-from nereid.repository.onnx_file import OnnxFile
 from nereid.repository.triton_rules import apply_rules
 from nereid.tasks import entry_point_of_backend
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -123,12 +123,12 @@ def _ensemble_problems(profile: Profile, name: str) -> Iterator[str]:
         if not refused and step["model_name"] in profile.documents:
             yield from _step_problems(profile, step, size, provided, needed)
     needed += [("the ensemble's output", spec.name, _in_ensemble(spec, size)) for spec in ensemble.outputs]
-    for user, tensor, wanted in needed:
+    for user, tensor, expected in needed:
         if tensor not in provided:
             yield f"{user} needs tensor '{tensor}', which no step provides"
-        elif not wanted.fits(provided[tensor]):
+        elif not expected.fits(provided[tensor]):
             got = provided[tensor].type_and_dims
-            yield f"{user} needs tensor '{tensor}': expected {wanted.type_and_dims}, got {got}"
+            yield f"{user} needs tensor '{tensor}': expected {expected.type_and_dims}, got {got}"
 
 
 def _in_ensemble(tensor: TensorSpec, max_batch_size: int) -> TensorSpec:
@@ -165,7 +165,7 @@ def _step_problems(
         yield f"tensor '{tensor}' is provided twice, once by {who}"
     provided.update(outputs)
     inputs = _mapped(step.get("input_map", {}), config.inputs, config.max_batch_size)
-    needed += [(who, tensor, wanted) for tensor, wanted in inputs.items()]
+    needed += [(who, tensor, expected) for tensor, expected in inputs.items()]
 
 
 def _unservable(profile: Profile, name: str, step: Mapping[str, Any]) -> Iterator[str]:
@@ -214,39 +214,42 @@ def _fused_problems(profile: Profile, name: str) -> Iterator[str]:
         open_post_processing(config, parts, network)
     else:
         compared.insert(1, ("its output", config.outputs, network.outputs))
-    for who, wanted, given in compared:
-        yield from _differences(who, wanted, given)
+    for who, actual, expected in compared:
+        yield from _differences(who, actual, expected)
     yield from profile.differences_from_plain(name, {*parts.models})
 
 
-def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSpec, ...]) -> Iterator[str]:
+def _differences(who: str, actual: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...]) -> Iterator[str]:
     """Compare one tensor with another; names are compared for the model's input only."""
-    if len(wanted) != 1 or not given:
-        yield f"{who}: expected one tensor, got {len(wanted)}"
+    if len(actual) != 1 or not expected:
+        yield f"{who}: expected one tensor, got {len(actual)}"
         return
-    ours, theirs = wanted[0].type_and_dims, given[0].type_and_dims
+    actual_text, expected_text = actual[0].type_and_dims, expected[0].type_and_dims
     if who == ITS_INPUT:
-        ours, theirs = f"'{wanted[0].name}' {ours}", f"'{given[0].name}' {theirs}"
-    if ours != theirs:
-        yield f"{who}: expected {theirs}, got {ours}"
+        actual_text, expected_text = (
+            f"'{actual[0].name}' {actual_text}",
+            f"'{expected[0].name}' {expected_text}",
+        )
+    if actual_text != expected_text:
+        yield f"{who}: expected {expected_text}, got {actual_text}"
 
 
-PLAIN = "config.pbtxt"
-Verdict = Literal["ok", "note", "fail"]
+PLAIN_CONFIG = "config.pbtxt"
+CheckStatus = Literal["ok", "note", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFinding:
     """The result of one check: `ok`, `note` (the model works) or `fail`, the finding, and a fix if known."""
 
-    verdict: Verdict
+    verdict: CheckStatus
     model: str
     what: str
     found: str
     fix: str = ""
 
 
-Check = Callable[[Profile, str], Iterator[tuple[Verdict, str]]]
+Check = Callable[[Profile, str], Iterator[tuple[CheckStatus, str]]]
 
 
 def check(repository: Path) -> list[ModelFinding]:
@@ -291,18 +294,20 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Mod
     documents: dict[str, dict[str, Any]] = {}
     findings: list[ModelFinding] = []
     for folder in model_folders(repository):
-        documents[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
+        documents[folder.name] = {} if (folder / PLAIN_CONFIG).exists() else {"": {}}
         for path in config_files(folder):
-            what = str(path.relative_to(folder))
+            subject = str(path.relative_to(folder))
             try:
                 document = read_pbtxt(path)
             except InvalidConfig as error:
-                findings.append(ModelFinding("fail", folder.name, what, _line(error), "correct the config"))
+                findings.append(
+                    ModelFinding("fail", folder.name, subject, _line(error), "correct the config")
+                )
                 continue
             name = document.get("name", folder.name)
             if name != folder.name:
                 text = f"expected name '{folder.name}' like the folder, got '{name}'"
-                findings.append(ModelFinding("fail", folder.name, what, text, f'name: "{folder.name}"'))
+                findings.append(ModelFinding("fail", folder.name, subject, text, f'name: "{folder.name}"'))
             documents[folder.name]["" if path.parent == folder else path.stem] = document
     return documents, findings
 
@@ -310,27 +315,30 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Mod
 def _profile(
     root: Path, documents: Mapping[str, Mapping[str, Any]], name: str, networks: NetworkCache
 ) -> Profile:
-    taken = {model: name if name in profiles else "" for model, profiles in documents.items()}
-    taken = {model: profile for model, profile in taken.items() if profile in documents[model]}
+    profile_of = {model: name if name in profiles else "" for model, profiles in documents.items()}
+    profile_of = {model: profile for model, profile in profile_of.items() if profile in documents[model]}
     return Profile(
         root,
-        {model: f"{CONFIGS}/{profile}.pbtxt" if profile else PLAIN for model, profile in taken.items()},
-        {model: documents[model][profile] for model, profile in taken.items()},
+        {
+            model: f"{CONFIGS}/{profile}.pbtxt" if profile else PLAIN_CONFIG
+            for model, profile in profile_of.items()
+        },
+        {model: documents[model][profile] for model, profile in profile_of.items()},
         networks,
     )
 
 
 def _check_model(profile: Profile, model: str) -> Iterator[ModelFinding]:
     for name, run in _checks(profile, model):
-        what = f"{profile.files[model]}, {name}"
+        subject = f"{profile.files[model]}, {name}"
         try:
             for verdict, text in run(profile, model):
-                yield ModelFinding(verdict, model, what, text)
+                yield ModelFinding(verdict, model, subject, text)
         except (InvalidConfig, InvalidLabels, OSError) as error:
-            yield ModelFinding("fail", model, what, _line(error))
+            yield ModelFinding("fail", model, subject, _line(error))
         except (LookupError, ValueError) as error:  # such as a tensor or step without a name
             text = f"the config is incomplete: {type(error).__name__}: {error}"
-            yield ModelFinding("fail", model, what, text)
+            yield ModelFinding("fail", model, subject, text)
 
 
 def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
@@ -344,11 +352,11 @@ def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
         yield "labels", _labels
 
 
-def _rules(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+def _rules(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     yield from apply_rules(profile.root / model, profile.documents[model])
 
 
-def _versions(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+def _versions(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     served = profile.versions(model)
     if not served:
         yield "fail", "no version would be served: version_policy selects none"
@@ -358,7 +366,7 @@ def _versions(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     yield "ok", f"serves {', '.join(map(str, served))}"
 
 
-def _networks(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+def _networks(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     for version in profile.versions(model):
         if not (profile.root / model / str(version)).is_dir():
             continue
@@ -380,19 +388,19 @@ def _networks(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
 
 def _combination(
     find: Callable[[Profile, str], Iterator[str]], otherwise: str, profile: Profile, model: str
-) -> Iterator[tuple[Verdict, str]]:
+) -> Iterator[tuple[CheckStatus, str]]:
     problems = [*find(profile, model)]
     yield from (("fail", problem) for problem in problems)
     if not problems:
         yield "ok", otherwise
 
 
-def _preprocess(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+def _preprocess(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     settings = PreprocessSettings.from_config(profile.config(model, 1))
     yield "ok", f"returns images of {settings.transform.height_px}x{settings.transform.width_px} px"
 
 
-def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+def _route(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     config = profile.config(model, 1)
     path = route_file.path_of(config)
     try:
@@ -410,7 +418,7 @@ def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     yield "ok", f"{path.name}: {len(loaded.route.variants)} variants"
 
 
-def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+def _labels(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     document = profile.documents[model]
     folder = profile.root / model
     outputs = {tensor.name: tensor for tensor in ModelConfig.from_document(document, folder, 1).outputs}
@@ -448,23 +456,23 @@ def _hidden_folders(repository: Path) -> Iterator[ModelFinding]:
 
 def _version_folder(folder: Path) -> Iterator[ModelFinding]:
     """Check that git would keep the folder, and that its files are unchanged since publication."""
-    model, what = folder.parent.name, f"version {folder.name}"
+    model, subject = folder.parent.name, f"version {folder.name}"
     if not any(folder.iterdir()):
         text = "the folder is empty, and git does not store empty folders"
-        yield ModelFinding("note", model, what, text, f"touch {folder}/.gitkeep")
+        yield ModelFinding("note", model, subject, text, f"touch {folder}/.gitkeep")
         return
     files = listed_files(folder)
     if CHECKSUMS not in files:
         if files:
-            yield ModelFinding("note", model, what, f"not published by nereid: no {CHECKSUMS}")
+            yield ModelFinding("note", model, subject, f"not published by nereid: no {CHECKSUMS}")
         return
     problems = list(changes_since_publication(folder))
     for problem in problems:
         yield ModelFinding(
-            "fail", model, what, problem, "versions are immutable; publish a new one with nereid publish"
+            "fail", model, subject, problem, "versions are immutable; publish a new one with nereid publish"
         )
     if not problems:
-        yield ModelFinding("ok", model, what, f"unchanged since publication: {len(files) - 1} files")
+        yield ModelFinding("ok", model, subject, f"unchanged since publication: {len(files) - 1} files")
 
 
 def _line(error: Exception) -> str:

@@ -153,10 +153,10 @@ def _runtime(name: str, minor: int) -> Runtime:
 def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
     """Check that every server can open a network of this opset and IR version; else InvalidOnnx."""
     if file.opset < MIN_OPSET:
-        given = f"opset {file.opset}" if file.opset else "no opset"
-        raise InvalidOnnx(f"'{file.path.name}': expected opset {MIN_OPSET} or later, got {given}")
+        actual = f"opset {file.opset}" if file.opset else "no opset"
+        raise InvalidOnnx(f"'{file.path.name}': expected opset {MIN_OPSET} or later, got {actual}")
     problems = []
-    for what, has, field_name in (
+    for label, has, field_name in (
         ("opset", file.opset, "opset"),
         ("IR version", file.ir_version, "ir_version"),
     ):
@@ -164,7 +164,7 @@ def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
         if short := [f"at most {limit} for {name}" for name, limit in limits if has > limit]:
             lowest = min(limit for _, limit in limits)
             problems.append(
-                f"expected {what} {', '.join(short)}, got {has}; fix: export it with {what} {lowest}"
+                f"expected {label} {', '.join(short)}, got {has}; fix: export it with {label} {lowest}"
             )
     if problems:
         raise InvalidOnnx(f"'{file.path.name}': {'; '.join(problems)}")
@@ -266,11 +266,11 @@ def _check_text(path: Path, model: Any) -> None:
 def _signature(onnx: Any, graph: Any) -> Signature:
     weights = {weight.name for weight in graph.initializer}
     weights |= {sparse.values.name for sparse in graph.sparse_initializer}
-    given = {tensor.name: _tensor(onnx, tensor) for tensor in graph.input}
+    graph_inputs = {tensor.name: _tensor(onnx, tensor) for tensor in graph.input}
     return Signature(
-        inputs={name: tensor for name, tensor in given.items() if name not in weights},
+        inputs={name: tensor for name, tensor in graph_inputs.items() if name not in weights},
         outputs={output.name: _tensor(onnx, output) for output in graph.output},
-        initializers={name: tensor for name, tensor in given.items() if name in weights},
+        initializers={name: tensor for name, tensor in graph_inputs.items() if name in weights},
     )
 
 
@@ -279,8 +279,8 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
         raise InvalidOnnx("an input or output of the network: expected a name, got none")
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        given = (kind or "none").removesuffix("_type")
-        raise InvalidOnnx(f"'{value.name}' of the network: expected a tensor, got {given}")
+        actual = (kind or "none").removesuffix("_type")
+        raise InvalidOnnx(f"'{value.name}' of the network: expected a tensor, got {actual}")
     declared = value.type.tensor_type
     _check_element(onnx, value.name, declared.elem_type)
     element = onnx.TensorProto.DataType.Name(declared.elem_type).lower()

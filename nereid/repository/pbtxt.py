@@ -14,7 +14,7 @@ TOKEN = re.compile(
     r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]]|[:;,]|[^\s{}<>\[\]:;,"'\#]+"""
 )
 OPENING, CLOSING = frozenset("{<["), frozenset("}>]")
-LOST = "# Written anew, without comments: the former layout could not be kept."
+REWRITTEN_COMMENT = "# Written anew, without comments: the former layout could not be kept."
 # The order of fields in a new config, before all others, and the longest line.
 ORDER = (
     *("name", "backend", "platform", "max_batch_size", "input", "output"),
@@ -51,16 +51,16 @@ def format_config(config: Any, head: str, comments: Mapping[str, str] | None = N
     return "".join(f"{line}\n" for line in lines)
 
 
-def rewrite(text: str, wanted: Any) -> str:
-    """Return the text of a config, changed to the message `wanted`.
+def rewrite(text: str, target: Any) -> str:
+    """Return the text of a config, changed to the message `target`.
 
     If the text cannot be changed entry by entry, the result is a new text without comments.
 
     Raises:
         OperationFailed: the text is not a config.
     """
-    changed = _edit(text, wanted)
-    return format_config(wanted, LOST) if changed is None else changed
+    changed = _edit(text, target)
+    return format_config(target, REWRITTEN_COMMENT) if changed is None else changed
 
 
 def with_versions(text: str, versions: Sequence[int]) -> str:
@@ -69,12 +69,12 @@ def with_versions(text: str, versions: Sequence[int]) -> str:
     Raises:
         OperationFailed: the text is not a config, or cannot be changed entry by entry.
     """
-    wanted = parse(text)
-    wanted.version_policy.Clear()
-    wanted.version_policy.specific.versions.extend(sorted(versions))
-    changed = _edit(text, wanted)
+    config = parse(text)
+    config.version_policy.Clear()
+    config.version_policy.specific.versions.extend(sorted(versions))
+    changed = _edit(text, config)
     if changed is None:
-        policy = _print_entry(wanted, "version_policy", "")
+        policy = _print_entry(config, "version_policy", "")
         raise OperationFailed(f"cannot change version_policy in this layout; fix: write {policy}")
     return changed
 
@@ -90,35 +90,35 @@ class _Entry(NamedTuple):
     values: int = 0
 
 
-def _edit(text: str, wanted: Any) -> str | None:
+def _edit(text: str, target: Any) -> str | None:
     """Replace, remove and append entries; None if the result would be wrong."""
-    changed, missing = _edited(text, parse(text), wanted)
+    changed, missing = _edit_message(text, parse(text), target)
     changed += "\n" * (bool(changed) and not changed.endswith("\n"))
     changed += "".join(f"{entry}\n" for entry in missing)
     try:
-        is_right = text_format.Parse(changed, empty_config()) == wanted
+        is_right = text_format.Parse(changed, empty_config()) == target
     except text_format.ParseError:
         return None
     return changed if is_right else None
 
 
-def _edited(text: str, present: Any, wanted: Any) -> tuple[str, list[str]]:
+def _edit_message(text: str, current: Any, target: Any) -> tuple[str, list[str]]:
     """Return the entries of a message with their changes, and the entries that are missing.
 
     Fields with comments are changed inside, all others are printed anew.
     """
-    entries = [_entry(text, begin, stop, present) for begin, stop in _entries(text)]
+    entries = [_entry(text, begin, stop, current) for begin, stop in _entries(text)]
     commented = {
         entry.name for entry in entries if any(token[0] == "#" for token in TOKEN.findall(entry.text))
     }
     pieces, end, written, counts = list[str](), 0, set[tuple[str, str]](), Counter[str]()
     for entry in entries:
         new, fields = entry.text, {(entry.name, key) for key in entry.keys}
-        if entry.name and not _is_equal(entry, present, wanted):
+        if entry.name and not _is_equal(entry, current, target):
             inside = None
             if entry.name in commented:
-                inside = _edited_inside(entry, counts[entry.name], present, wanted)
-            printed = [_print_entry(wanted, *field) for field in sorted(fields) if not fields & written]
+                inside = _edited_inside(entry, counts[entry.name], current, target)
+            printed = [_print_entry(target, *field) for field in sorted(fields) if not fields & written]
             new = " ".join(filter(None, printed)) if inside is None else inside
         written |= fields
         counts[entry.name] += entry.values
@@ -126,37 +126,37 @@ def _edited(text: str, present: Any, wanted: Any) -> tuple[str, list[str]]:
         end = entry.stop
         if not new and (rest_of_line := re.match(r"[ \t]*\n", text[end:])):
             end += rest_of_line.end()
-    missing = [_one_line(part) for name, key, part in _parts(wanted) if (name, key) not in written]
+    missing = [_one_line(part) for name, key, part in _parts(target) if (name, key) not in written]
     return "".join([*pieces, text[end:]]), missing
 
 
-def _entry(text: str, begin: int, stop: int, present: Any) -> _Entry:
+def _entry(text: str, begin: int, stop: int, current: Any) -> _Entry:
     entry = text[begin:stop]
     try:
-        ((field, value),) = text_format.Parse(entry, type(present)()).ListFields()
+        ((field, value),) = text_format.Parse(entry, type(current)()).ListFields()
     except (text_format.ParseError, ValueError):
         return _Entry(begin, stop, entry)
     keys, count = tuple(value) if _is_map(value) else ("",), len(value) if hasattr(value, "add") else 1
     return _Entry(begin, stop, entry, field.name, keys, count)
 
 
-def _is_equal(entry: _Entry, present: Any, wanted: Any) -> bool:
-    before, after = (getattr(message, entry.name) for message in (present, wanted))
+def _is_equal(entry: _Entry, current: Any, target: Any) -> bool:
+    before, after = (getattr(message, entry.name) for message in (current, target))
     return bool(
         before == after
         or all(key and key in before and key in after and before[key] == after[key] for key in entry.keys)
     )
 
 
-def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str | None:
+def _edited_inside(entry: _Entry, index: int, current: Any, target: Any) -> str | None:
     """Return an entry whose messages are changed in their text; None if they do not correspond.
 
     Args:
         entry: of a field with messages.
-        place: of its first message in a repeated field.
-        present, wanted: the messages with the field.
+        index: of its first message in a repeated field.
+        current, target: the messages with the field.
     """
-    before, after = (getattr(message, entry.name) for message in (present, wanted))
+    before, after = (getattr(message, entry.name) for message in (current, target))
     bodies = [entry.text[begin:stop] for begin, stop in _bodies(entry.text)]
     if _is_map(before):
         kind = before.GetEntryClass()
@@ -165,10 +165,10 @@ def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str 
             return None
         new = [kind(key=message.key, value=after[message.key]) for message in old]
     elif hasattr(before, "add"):
-        old, new = (values[place : place + entry.values] for values in (before, after))
+        old, new = (values[index : index + entry.values] for values in (before, after))
         if len(before) != len(after):
             return None
-    elif hasattr(before, "ListFields") and wanted.HasField(entry.name):
+    elif hasattr(before, "ListFields") and target.HasField(entry.name):
         old, new = [before], [after]
     else:
         return None
@@ -176,16 +176,16 @@ def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str 
         return None
     pieces, end = list[str](), 0
     for (begin, stop), body, *pair in zip(_bodies(entry.text), bodies, old, new, strict=True):
-        pieces += [entry.text[end:begin], _appended(*_edited(body, *pair))]
+        pieces += [entry.text[end:begin], _append(*_edit_message(body, *pair))]
         end = stop
     return "".join([*pieces, entry.text[end:]])
 
 
-def _appended(body: str, missing: Sequence[str]) -> str:
+def _append(body: str, missing: Sequence[str]) -> str:
     """Append entries to the text in braces, after a comment in the last line."""
-    kept = body.rstrip()
-    gap = "\n" if "#" in kept.rpartition("\n")[2] else " "
-    return f"{kept}{gap}{' '.join(missing)}{body[len(kept) :] or ' '}" if missing else body
+    stripped = body.rstrip()
+    gap = "\n" if "#" in stripped.rpartition("\n")[2] else " "
+    return f"{stripped}{gap}{' '.join(missing)}{body[len(stripped) :] or ' '}" if missing else body
 
 
 def _bodies(entry: str) -> Iterator[tuple[int, int]]:
@@ -200,8 +200,8 @@ def _bodies(entry: str) -> Iterator[tuple[int, int]]:
                 yield begin, token.start()
 
 
-def _print_entry(wanted: Any, name: str, key: str) -> str:
-    return " ".join(_one_line(part) for *field, part in _parts(wanted) if field == [name, key])
+def _print_entry(message: Any, name: str, key: str) -> str:
+    return " ".join(_one_line(part) for *field, part in _parts(message) if field == [name, key])
 
 
 def _is_map(value: Any) -> bool:

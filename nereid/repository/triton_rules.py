@@ -21,8 +21,8 @@ from nereid.base.config.parameters import (
     parse_bool,
 )
 from nereid.base.errors import InvalidConfig
-from nereid.repository.fitting import BACKENDS
-from nereid.repository.layout import backend_of, served_versions
+from nereid.repository.instance_sizing import BACKENDS
+from nereid.repository.repository_index import backend_of, served_versions
 from nereid.tasks import BY_BACKEND
 from nereid.vision.inference.run_sizes import thread_counts
 
@@ -80,7 +80,7 @@ def missing_python_file(folder: Path, document: Mapping[str, Any]) -> Path | Non
         return None
     name = document.get("default_model_filename") or "model.py"
     versions = (folder / str(version) for version in served_versions(folder, document))
-    return next((place / name for place in versions if place.is_dir() and not (place / name).exists()), None)
+    return next((path / name for path in versions if path.is_dir() and not (path / name).exists()), None)
 
 
 def fatal_problem(folder: Path, document: Mapping[str, Any]) -> str:
@@ -152,10 +152,10 @@ def _warm_up(document: Mapping[str, Any]) -> Iterator[str]:
     required = {tensor.get("name") for tensor in inputs if not tensor.get("optional")}
     for sample in document.get("model_warmup", ()):
         name = sample.get("name", "")
-        given = {*sample.get("inputs", {})}
-        if inputs and (given - {tensor.get("name") for tensor in inputs} or required - given):
-            expected, got = (", ".join(sorted(map(str, names))) or "none" for names in (required, given))
-            yield f"model_warmup '{name}': expected the inputs {expected}, got {got}"
+        provided = {*sample.get("inputs", {})}
+        if inputs and (provided - {tensor.get("name") for tensor in inputs} or required - provided):
+            expected, value = (", ".join(sorted(map(str, names))) or "none" for names in (required, provided))
+            yield f"model_warmup '{name}': expected the inputs {expected}, got {value}"
 
 
 def completes_config(folder: Path) -> bool:
@@ -180,8 +180,8 @@ def _unread_parameters(document: Mapping[str, Any]) -> Findings:
             )
 
 
-def _expected(got: str, known: Collection[str]) -> str:
-    return f"expected one of {', '.join(sorted(known))}, got '{got}'{_nearest(got, known)}"
+def _expected(value: str, known: Collection[str]) -> str:
+    return f"expected one of {', '.join(sorted(known))}, got '{value}'{_nearest(value, known)}"
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -8,16 +8,16 @@ from pathlib import Path
 from statistics import fmean
 
 from nereid.backends.triton.stub_processes import PROC, Process
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
 from nereid.base.config.model_config import config_path, read_profile
 from nereid.base.errors import InvalidConfig
-from nereid.base.metrics_page import MetricSamples
 from nereid.base.processes import BackOff, available_bytes
+from nereid.base.prometheus_text import MetricSamples
 from nereid.base.units import format_bytes
-from nereid.server.control import NOT_LOADED, Control, Instances, Refused
-from nereid.server.run_dir import ServerRecord
-from nereid.server.supervision.health import Health
+from nereid.server.model_control import NOT_LOADED, Instances, ModelControl, Refused
+from nereid.server.run_dir import ServerInfo
+from nereid.server.supervision.health import ServerHealth
 from nereid.server.supervision.process_usage import core_wait_s, memory_bytes
 
 # An instance is added after this many samples in a row in which requests waited: about a second.
@@ -35,11 +35,11 @@ STAYING_BUSY = 0.5
 INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
 PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")
 US_PER_S = 1e6
-SAMPLE_S, TIMEOUT_S = 0.2, 2.0
+SAMPLE_INTERVAL_S, TIMEOUT_S = 0.2, 2.0
 # Other commands also load models, and reading a process's memory use takes 1 to 3 ms.
-NUMBER_S, MEMORY_S = 2.0, 10.0
+COUNT_INTERVAL_S, MEMORY_INTERVAL_S = 2.0, 10.0
 # While no model has bounds.
-IDLE_S = 2.0
+IDLE_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,10 @@ class InstanceAutoscaler:
             return Decision(nearest, f"{sample.instances} is outside of the bounds")
         return self._scale_up(sample) or self._scale_down(sample)
 
-    def changed(self, now_s: float, is_refused: bool = False) -> None:
+    def record_change(self, now_s: float, is_refused: bool = False) -> None:
         """Record that a change has ended, at a time on the samples' clock."""
-        self._not_before_s = now_s + (self._back_off.failed(now_s) if is_refused else COOLDOWN_S)
-        self._back_off.began(now_s)
+        self._not_before_s = now_s + (self._back_off.record_failure(now_s) if is_refused else COOLDOWN_S)
+        self._back_off.record_start(now_s)
         self._start_again()
 
     def _start_again(self) -> None:
@@ -183,14 +183,14 @@ class ModelLoad:
     busy: float
 
 
-def read_loads(page: MetricSamples, growth: MetricSamples, seconds: float) -> dict[str, ModelLoad]:
-    """Return the load of each loaded model, from Triton's page and its growth over some seconds."""
+def read_loads(page: MetricSamples, increase: MetricSamples, seconds: float) -> dict[str, ModelLoad]:
+    """Return the load of each loaded model, from Triton's page and its increase over some seconds."""
 
-    def grown(name: str) -> dict[tuple[str, ...], float]:
-        return growth.sums(f"nv_inference_{name}", "model", "version")
+    def increase_of(name: str) -> dict[tuple[str, ...], float]:
+        return increase.sums(f"nv_inference_{name}", "model", "version")
 
-    requests, executions = grown("request_success"), grown("exec_count")
-    parts = [grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output")]
+    requests, executions = increase_of("request_success"), increase_of("exec_count")
+    parts = [increase_of(f"compute_{part}_duration_us") for part in ("input", "infer", "output")]
     waiting = page.sums("nv_inference_pending_request_count", "model", "version")
     loads: dict[str, ModelLoad] = {}
     for version, answered in requests.items():
@@ -234,12 +234,12 @@ class CpuWait:
         for pid in pids:
             if (waited_s := core_wait_s(pid, self._proc)) is not None:
                 self._waited_s[pid] = waited_s
-        grown = [max(0.0, self._waited_s[pid] - before[pid]) for pid in self._waited_s.keys() & before]
+        waits_s = [max(0.0, self._waited_s[pid] - before[pid]) for pid in self._waited_s.keys() & before]
         pressed_s = 0.0 if self._waited_s else self._pressure_s()
         if not self._waited_s:
-            grown = [pressed_s - self._pressed_s] if self._pressed_s is not None else []
+            waits_s = [pressed_s - self._pressed_s] if self._pressed_s is not None else []
             self._pressed_s = pressed_s
-        return min(1.0, sum(grown) / len(grown) / seconds) if grown and seconds > 0 else 0.0
+        return min(1.0, sum(waits_s) / len(waits_s) / seconds) if waits_s and seconds > 0 else 0.0
 
     def _pressure_s(self) -> float:
         """Return the seconds in which some thread of the machine waited for a core; 0 if not counted.
@@ -256,7 +256,7 @@ class CpuWait:
 class _ScaledModel:
     decider: InstanceAutoscaler
     cpu: CpuWait = field(default_factory=CpuWait)
-    served: Instances = NOT_LOADED
+    served_instances: Instances = NOT_LOADED
     number_read_s: float = float("-inf")
     instance_bytes: float = 0.0
     memory_read_s: float = float("-inf")
@@ -272,13 +272,13 @@ class InstanceController:
 
     def __init__(
         self,
-        record: ServerRecord,
-        health: Health,
+        server_info: ServerInfo,
+        health: ServerHealth,
         processes_of: Callable[[str], list[Process]],
         change: Callable[[str, int], None],
         log: Callable[[str], None],
     ) -> None:
-        self._record, self._control, self._health = record, Control(record), health
+        self._server_info, self._model_control, self._health = server_info, ModelControl(server_info), health
         self._processes_of, self._change, self._log = processes_of, change, log
         self._bounds: dict[str, InstanceBounds] = {}
         self._read: dict[str, tuple[int, InstanceBounds | None]] = {}
@@ -290,9 +290,9 @@ class InstanceController:
         """Read the bounds of the models whose config has changed; returns whether any model has bounds."""
         before, self._read = self._read, {}
         for name in models:
-            changed_ns, known = self._config_time(name), before.get(name, (-1, None))
-            is_known = known[0] == changed_ns
-            self._read[name] = known if is_known else (changed_ns, self._read_bounds(name, known[1]))
+            changed_ns, previous = self._config_time(name), before.get(name, (-1, None))
+            is_known = previous[0] == changed_ns
+            self._read[name] = previous if is_known else (changed_ns, self._read_bounds(name, previous[1]))
         self._bounds = {name: bounds for name, (_, bounds) in self._read.items() if bounds}
         return bool(self._bounds)
 
@@ -303,15 +303,15 @@ class InstanceController:
             OSError: Triton's metrics cannot be read.
             NotReached: the server does not respond.
         """
-        began_s, bounds = time.monotonic(), self._bounds
+        start_s, bounds = time.monotonic(), self._bounds
         self._models = {
             name: self._models.get(name) or _ScaledModel(InstanceAutoscaler(limits))
             for name, limits in bounds.items()
         }
         if not bounds:
-            self._health.instances_seen({})
-            return IDLE_S
-        text = metrics_page.fetch(self._record.url("metrics"), TIMEOUT_S)
+            self._health.record_instances({})
+            return IDLE_INTERVAL_S
+        text = prometheus_text.fetch(self._server_info.url("metrics"), TIMEOUT_S)
         before, self._page = self._page, MetricSamples.parse(text, PREFIXES)
         seconds, self._page_s = time.monotonic() - self._page_s, time.monotonic()
         loads = read_loads(self._page, self._page - (before or self._page), seconds)
@@ -322,41 +322,43 @@ class InstanceController:
             if sample and (decision := model.decider.decide(sample)):
                 self._carry_out(name, model, decision)
             self._log_blocked_once(name, model)
-        self._health.instances_seen({name: model.served.count for name, model in self._models.items()})
-        return max(0.0, SAMPLE_S - (time.monotonic() - began_s))
+        self._health.record_instances(
+            {name: model.served_instances.count for name, model in self._models.items()}
+        )
+        return max(0.0, SAMPLE_INTERVAL_S - (time.monotonic() - start_s))
 
     def _sample(
         self, name: str, model: _ScaledModel, load: ModelLoad | None, gpu: GpuSample | None
     ) -> LoadSample | None:
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
-        if now_s - model.number_read_s >= NUMBER_S:
-            model.served, model.number_read_s = self._control.instances(name), now_s
-        if now_s - model.memory_read_s >= MEMORY_S and model.served.count:
-            model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served.count
+        if now_s - model.number_read_s >= COUNT_INTERVAL_S:
+            model.served_instances, model.number_read_s = self._model_control.instances(name), now_s
+        if now_s - model.memory_read_s >= MEMORY_INTERVAL_S and model.served_instances.count:
+            model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served_instances.count
             model.memory_read_s = now_s if model.instance_bytes else float("-inf")
         cpu_wait = model.cpu.read(processes)
-        if not model.served.count or not load:
+        if not model.served_instances.count or not load:
             return None
         return LoadSample(
             now_s,
-            model.served.count,
+            model.served_instances.count,
             load.waiting,
             load.busy,
             cpu_wait,
             available_bytes(),
             model.instance_bytes,
-            gpu if model.served.is_on_gpu else None,
+            gpu if model.served_instances.is_on_gpu else None,
         )
 
     def _carry_out(self, name: str, model: _ScaledModel, decision: Decision) -> None:
-        began_s, before, refusal = time.monotonic(), model.served.count, ""
+        start_s, before, refusal = time.monotonic(), model.served_instances.count, ""
         try:
             self._change(name, decision.count)
         except Refused as error:
             refusal = str(error)
         ended_s = time.monotonic()
-        model.decider.changed(ended_s, is_refused=bool(refusal))
+        model.decider.record_change(ended_s, is_refused=bool(refusal))
         model.blocked = ""
         model.number_read_s = model.memory_read_s = float("-inf")
         if refusal:
@@ -366,29 +368,35 @@ class InstanceController:
             self._health.count("instance_changes_total", model=name, direction=direction)
         text = f"instances of '{name}': {before} → {decision.count} of {model.decider.bounds}"
         took = (
-            f"failed after {ended_s - began_s:.1f} s ({refusal})" if refusal else f"{ended_s - began_s:.1f} s"
+            f"failed after {ended_s - start_s:.1f} s ({refusal})" if refusal else f"{ended_s - start_s:.1f} s"
         )
         self._log(f"{text}, {took}: {decision.reason}")
 
     def _log_blocked_once(self, name: str, model: _ScaledModel) -> None:
         reason = model.decider.blocked
         if reason and not model.blocked:
-            number = f"{model.served.count} of {model.decider.bounds}"
+            number = f"{model.served_instances.count} of {model.decider.bounds}"
             self._log(f"instances of '{name}' stay {number}, although requests wait: {reason}")
         model.blocked = reason or model.blocked
 
     def _config_time(self, name: str) -> int:
         """Return when a model's config changed, in nanoseconds; 0 if it has none."""
         try:
-            return config_path(Path(self._record.repository) / name, self._record.profile).stat().st_mtime_ns
+            return (
+                config_path(Path(self._server_info.repository) / name, self._server_info.profile)
+                .stat()
+                .st_mtime_ns
+            )
         except OSError:
             return 0
 
-    def _read_bounds(self, name: str, known: InstanceBounds | None) -> InstanceBounds | None:
+    def _read_bounds(self, name: str, last_bounds: InstanceBounds | None) -> InstanceBounds | None:
         """Return the bounds in a config, or the last known ones while it cannot be read."""
         try:
-            return read_bounds(read_profile(Path(self._record.repository) / name, self._record.profile))
+            return read_bounds(
+                read_profile(Path(self._server_info.repository) / name, self._server_info.profile)
+            )
         except (InvalidConfig, OSError) as error:
-            if known or BOUNDS in str(error):
-                self._log(f"instances of '{name}' keep their bounds ({known or 'none'}): {error}")
-            return known
+            if last_bounds or BOUNDS in str(error):
+                self._log(f"instances of '{name}' keep their bounds ({last_bounds or 'none'}): {error}")
+            return last_bounds

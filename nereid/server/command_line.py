@@ -9,17 +9,17 @@ from pathlib import Path
 
 from nereid.backends.routing.assignment import ROUTE_THREADS
 from nereid.base.assets import REPOSITORY
-from nereid.base.config.server_flags import FITTED_INSTANCES, SIGNALS
+from nereid.base.config.server_flags import FITTED_INSTANCES, SIGNAL_FLAGS
 from nereid.base.contract import FORWARDED_HEADERS, GRPC_PORT, HTTP_PORT, METRICS_PORT, TOKEN_HEADER
 from nereid.base.errors import ServerError
 from nereid.base.tracing.records import Sampling
-from nereid.repository.layout import ROUTE, is_model, model_folders
+from nereid.repository.repository_index import ROUTE, is_model, model_folders
 from nereid.server import preflight, request_traces
 from nereid.server.installation import Installation, cuda_folders
 from nereid.server.ports import Ports
 from nereid.server.run_dir import LOOPBACK, socket_url
 
-PLAIN_PROFILE = "ensemble"
+ENSEMBLE_PROFILE = "ensemble"
 # A model without configs/cpu.pbtxt uses its plain config.pbtxt, so this default works for any repository.
 DEFAULT_PROFILE = "cpu"
 DEFAULT_PORTS = Ports(HTTP_PORT, GRPC_PORT, METRICS_PORT)
@@ -63,7 +63,7 @@ class TritonOptions:
     """
 
     repository: Path = REPOSITORY
-    profile: str = PLAIN_PROFILE
+    profile: str = ENSEMBLE_PROFILE
     host: str = "127.0.0.1"
     ports: Ports = DEFAULT_PORTS
     model_control_mode: str = "explicit"
@@ -111,12 +111,12 @@ def command(
     if traces and options.sampling:
         args += request_traces.flags(traces, options.sampling)
     if not options.measures_signals:
-        args.append(f"--backend-config={SIGNALS},measured=no")
+        args.append(f"--backend-config={SIGNAL_FLAGS},measured=no")
     for name, count in (instances or {}).items():
         args.append(f"--backend-config={FITTED_INSTANCES},{name}={count}")
     if options.model_control_mode == "explicit":
         args += [f"--load-model={name}" for name in models]
-    if options.profile != PLAIN_PROFILE:
+    if options.profile != ENSEMBLE_PROFILE:
         args.append(f"--model-config-name={options.profile}")
     if options.profile == GPU_ENSEMBLE_PROFILE:
         args += GPU_POOLS
@@ -171,11 +171,11 @@ def environment(triton: Installation, inherited: Mapping[str, str]) -> dict[str,
     here = preflight.PYTHON, preflight.library_folders()
     libpython = preflight.find_libpython(*here)
     if libpython is None:
-        what, fix = preflight.missing(*here)[-1]
-        raise ServerError(f"missing: {what}", fix)
-    own = [str(triton.libraries or ""), str(libpython)]
+        part, fix = preflight.missing(*here)[-1]
+        raise ServerError(f"missing: {part}", fix)
+    server_libraries = [str(triton.libraries or ""), str(libpython)]
     # Last, so that CUDA libraries of the machine or the image take precedence.
-    libraries = [*own, inherited.get("LD_LIBRARY_PATH", ""), *map(str, cuda_folders())]
+    libraries = [*server_libraries, inherited.get("LD_LIBRARY_PATH", ""), *map(str, cuda_folders())]
     return {
         **KEEP_BUFFERS,
         **inherited,
@@ -211,7 +211,7 @@ def check_options(options: TritonOptions) -> None:
             f"{repository} is not a model repository: expected MODEL/config.pbtxt or MODEL/1/model.onnx in "
             "it, found none"
         )
-    known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
+    known = {ENSEMBLE_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
     if profile != DEFAULT_PROFILE and profile not in known:
         raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
 

@@ -27,8 +27,8 @@ from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.processes import ProcessRefusals, end_with_parent
 from nereid.client.classifier_errors import is_overload
 from nereid.repository import checksums
-from nereid.repository.fitting import BACKENDS, InstancePlan, Machine, plan_instances
-from nereid.repository.layout import (
+from nereid.repository.instance_sizing import BACKENDS, InstancePlan, Machine, plan_instances
+from nereid.repository.repository_index import (
     model_folders,
     readable_configs,
     served_steps,
@@ -38,11 +38,11 @@ from nereid.repository.layout import (
 )
 from nereid.repository.triton_rules import are_complete, fatal_problem
 from nereid.server.command_line import LOOPBACK_HOSTS, TritonOptions, command, environment
-from nereid.server.control import LOAD_S, NotReached
 from nereid.server.installation import Installation, assemble_backends, find_installation
+from nereid.server.model_control import LOAD_TIMEOUT_S, NotReached
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
 from nereid.server.request_traces import record_fields
-from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder, trace_socket
+from nereid.server.run_dir import ServerInfo, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
 
 Documents = Mapping[str, Mapping[str, Any]]
@@ -90,12 +90,12 @@ def _bounds_problem(document: Mapping[str, Any]) -> str:
     return ""
 
 
-def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
+def _above(missing: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
     """Yield the other models that depend on models that are not served, with the reasons."""
     for name, document in documents.items():
-        steps = () if name in found else served_steps(document)
-        if inner := next((model for model, _ in steps if model in found), None):
-            yield name, f"model '{name}': its step '{inner}' is not served"
+        steps = () if name in missing else served_steps(document)
+        if step := next((model for model, _ in steps if model in missing), None):
+            yield name, f"model '{name}': its step '{step}' is not served"
 
 
 def _versions(folder: Path, document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -142,8 +142,8 @@ class EmbeddedServer:
 
     Args:
         run_dir: an empty folder; the backend directory is assembled in it.
-        among: models to load at startup in explicit mode; None for all models of the profile.
-        without: models not to load at startup in explicit mode.
+        only_models: models to load at startup in explicit mode; None for all models of the profile.
+        excluded_models: models not to load at startup in explicit mode.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class EmbeddedServer:
         run_dir: Path,
         inherited: Mapping[str, str],
         log: Callable[[str], None] = lambda line: None,
-        among: Collection[str] | None = None,
-        without: Collection[str] = (),
+        only_models: Collection[str] | None = None,
+        excluded_models: Collection[str] = (),
     ) -> None:
         self.options = options
         self.log = ServerLog(log)
@@ -161,10 +161,10 @@ class EmbeddedServer:
         self._sockets = socket_folder(run_dir) if options.is_guarded else None
         self._inherited = inherited
         self._traces = trace_socket(run_dir) if options.sampling else None
-        self._among, self._without = among, without
+        self._only_models, self._excluded_models = only_models, excluded_models
         self._completes_configs = True
         self.models: Sequence[str] = ()  # to load at start
-        self.fitted = InstancePlan(Machine.present(), {}, False)
+        self.fitted = InstancePlan(Machine.detect(), {}, False)
         self._fitted_backends: tuple[str, ...] = ()
         # Distinguishes this server's shared memory from other servers'.
         self.id = f"nereid-{secrets.token_hex(8)}"
@@ -192,10 +192,10 @@ class EmbeddedServer:
         assert self._process is not None, "the server was not started"
         return self._process.pid
 
-    def record(self, health_port: int = 0) -> ServerRecord:
+    def info(self, health_port: int = 0) -> ServerInfo:
         """Return how other commands reach this server."""
         options = self.options
-        return ServerRecord(
+        return ServerInfo(
             self.pid,
             options.host,
             options.ports,
@@ -225,13 +225,13 @@ class EmbeddedServer:
         backends = assemble_backends(triton, self._run_dir / "backends")
         # Listed only once, because models may be added or removed while the server starts.
         models = models_to_load(self.options)
-        wanted = [name for name in models if self._among is None or name in self._among]
-        self.models = [name for name in wanted if name not in self._without]
+        requested_models = [name for name in models if self._only_models is None or name in self._only_models]
+        self.models = [name for name in requested_models if name not in self._excluded_models]
         self._fit(triton)
         if self.options.model_control_mode == "explicit" and not self.options.allows_incomplete_configs:
-            place = self.options.repository, self.options.profile
+            config_source = self.options.repository, self.options.profile
             # Excluded models also count, because they may be loaded once they are repaired.
-            self._completes_configs = not are_complete(*place, models)
+            self._completes_configs = not are_complete(*config_source, models)
         self.memory.claim()
         self._process = subprocess.Popen(
             command(
@@ -289,12 +289,12 @@ class EmbeddedServer:
         if self.options.model_control_mode != "explicit":
             return
         # NVIDIA's backend lets each instance use all cores.
-        ours = {adapter.parent.name for adapter in triton.adapters}
-        self._fitted_backends = tuple(sorted(BACKENDS & ours))
+        installed = {adapter.parent.name for adapter in triton.adapters}
+        self._fitted_backends = tuple(sorted(BACKENDS & installed))
         repository, profile = self.options.repository, self.options.profile
         plan = plan_instances(repository, profile, self.fitted.machine, self._fitted_backends)
-        present = {name: count for name, count in plan.counts.items() if name in self.models}
-        self.fitted = replace(plan, counts=present)
+        counts = {name: count for name, count in plan.counts.items() if name in self.models}
+        self.fitted = replace(plan, counts=counts)
 
     def _start_instances(self) -> None:
         """Start the chosen numbers of instances; Triton itself has started those in the configs.
@@ -307,7 +307,7 @@ class EmbeddedServer:
         def start(name: str, count: int) -> None:
             parameters = {"config": json.dumps(with_instances(documents[name], count))}
             path, body = f"/v2/repository/models/{name}/load", json.dumps({"parameters": parameters})
-            status, text = self._exchange(path, body.encode(), headers, LOAD_S)
+            status, text = self._exchange(path, body.encode(), headers, LOAD_TIMEOUT_S)
             if status != http.HTTPStatus.OK:
                 raise self.log.refused_load(name, text.decode(errors="replace"))
 
@@ -407,7 +407,7 @@ class EmbeddedServer:
     def _exchange(
         self, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
-        with contextlib.closing(open_http(self.record().url("http"), timeout_s)) as connection:
+        with contextlib.closing(open_http(self.info().url("http"), timeout_s)) as connection:
             connection.request("POST" if body else "GET", path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
@@ -427,8 +427,10 @@ def image_models(options: TritonOptions) -> list[str]:
     """Return the models on disk whose only input is an encoded `image`."""
     documents = readable_configs(options.repository, options.profile)
     inputs = {name: document.get("input", ()) for name, document in documents.items()}
-    wanted = {"name": IMAGE, "data_type": "TYPE_STRING"}.items()
-    return [name for name, tensors in inputs.items() if len(tensors) == 1 and wanted <= tensors[0].items()]
+    image_fields = {"name": IMAGE, "data_type": "TYPE_STRING"}.items()
+    return [
+        name for name, tensors in inputs.items() if len(tensors) == 1 and image_fields <= tensors[0].items()
+    ]
 
 
 def infer_path(model: str) -> str:

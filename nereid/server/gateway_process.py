@@ -13,7 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.errors import ServerError
 from nereid.base.processes import BackOff
 from nereid.server import run_dir
@@ -22,8 +22,8 @@ from nereid.server.ports import check_ports
 from nereid.server.supervision import health
 from nereid.server.supervision.health import JSON, TEXT, HttpPage
 
-START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
-METRICS_S = 5.0
+START_TIMEOUT_S, STOP_TIMEOUT_S, STOP_POLL_INTERVAL_S = 60.0, 40.0, 0.1
+METRICS_TIMEOUT_S = 5.0
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
 # Starts the gateway of a server, which prints its ports to stdout.
 Launcher = Callable[[TritonOptions], "subprocess.Popen[str]"]
@@ -45,7 +45,7 @@ class GatewayProcess:
         self._launch_process, self._log = launch, log
         self._process: subprocess.Popen[str] | None = None
         self._back_off = BackOff()
-        self._has_listened, self._began_s = False, 0.0
+        self._has_listened, self._start_s = False, 0.0
 
     def start(self) -> None:
         """Start the gateway of a running server unless it is running already, and wait until it listens.
@@ -56,7 +56,7 @@ class GatewayProcess:
         if self._process:
             return
         self._launch()
-        self._is_listening(START_S)
+        self._is_listening(START_TIMEOUT_S)
         if not self._has_listened:
             self.stop()
             raise ServerError("the gateway in front of the server did not start")
@@ -69,17 +69,17 @@ class GatewayProcess:
         if (status := self._process.poll()) is None:
             if self._is_listening(0):
                 return None
-            if now_s > self._began_s + START_S:
+            if now_s > self._start_s + START_TIMEOUT_S:
                 self._process.kill()
             return "the gateway is starting"
         if self._back_off.due_s is None:
-            pause_s = self._back_off.failed(now_s)
+            pause_s = self._back_off.record_failure(now_s)
             self._log(f"supervisor: the gateway ended with status {status}; it starts again in {pause_s:g} s")
         elif now_s >= self._back_off.due_s:
             try:
                 self._launch()
             except OSError as error:
-                pause_s = self._back_off.failed(now_s)
+                pause_s = self._back_off.record_failure(now_s)
                 self._log(f"supervisor: the gateway cannot be started: {error}; next try in {pause_s:g} s")
         return f"the gateway ended with status {status}"
 
@@ -87,10 +87,10 @@ class GatewayProcess:
         """Stop the gateway; its requests may finish unless `is_hurried` returns true."""
         if self._process is None:
             return
-        deadline = time.monotonic() + STOP_S
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         self._process.send_signal(signal.SIGTERM)
         while self._process.poll() is None and time.monotonic() < deadline and not is_hurried():
-            time.sleep(STOP_POLL_S)
+            time.sleep(STOP_POLL_INTERVAL_S)
         self._process.kill()
         self._end()
         self._process = None
@@ -109,8 +109,8 @@ class GatewayProcess:
         return self._has_listened
 
     def _launch(self) -> None:
-        self._began_s = time.monotonic()
-        self._back_off.began(self._began_s)
+        self._start_s = time.monotonic()
+        self._back_off.record_start(self._start_s)
         self._end()
         self._process, self._has_listened = self._launch_process(), False
 
@@ -139,6 +139,6 @@ def metrics_of(url: str, path: str) -> HttpPage:
     if path != "/metrics":
         return HTTPStatus.NOT_FOUND, JSON, json.dumps({"error": "unknown page: expected /metrics"})
     try:
-        return HTTPStatus.OK, TEXT, metrics_page.fetch(url, METRICS_S)
+        return HTTPStatus.OK, TEXT, prometheus_text.fetch(url, METRICS_TIMEOUT_S)
     except (OSError, http.client.HTTPException):
         return HTTPStatus.SERVICE_UNAVAILABLE, JSON, json.dumps({"error": "the server does not respond"})

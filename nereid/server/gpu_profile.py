@@ -69,7 +69,7 @@ class GpuPackages:
     has_codec: bool
 
     @classmethod
-    def present(cls) -> "GpuPackages":
+    def detect(cls) -> "GpuPackages":
         """Return the packages of this interpreter."""
         versions = {name: version_of(name) for name in CUPY_PACKAGES}
         cupy = [Package(name, version, CUPY_PACKAGES[name]) for name, version in versions.items() if version]
@@ -112,8 +112,8 @@ def _has_codec() -> bool:
 
 def _provider() -> Path | None:
     spec = importlib.util.find_spec("onnxruntime")
-    for place in (spec and spec.submodule_search_locations) or ():
-        if (path := Path(place) / CUDA_PROVIDER).exists():
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (path := Path(folder) / CUDA_PROVIDER).exists():
             return path
     return None
 
@@ -170,7 +170,7 @@ def choose(
     repository: Path,
     environment: Mapping[str, str],
     devices: Path = nvidia_smi.DEVICES,
-    find_packages: Callable[[], GpuPackages] = GpuPackages.present,
+    find_packages: Callable[[], GpuPackages] = GpuPackages.detect,
 ) -> Choice:
     """Select `gpu` if a GPU, its packages and its configs are present, else `cpu`.
 
@@ -190,25 +190,25 @@ def choose(
         return _without(problem, hint)
     try:
         gpus = nvidia_smi.read_gpus(path)
-        seen = nvidia_smi.visible(nvidia_smi.read_devices(path), environment)
+        visible_devices = nvidia_smi.visible(nvidia_smi.read_devices(path), environment)
         cuda = nvidia_smi.read_cuda_version(path)
     except ServerError as error:
         return _without(Problem(error.reason, error.fix), hint)
-    used = [gpu for gpu in gpus if any(device.uuid == gpu.uuid for device in seen)]
-    if problem := unusable(used or gpus, len(seen), cuda, installed.cuda):
+    used = [gpu for gpu in gpus if any(device.uuid == gpu.uuid for device in visible_devices)]
+    if problem := unusable(used or gpus, len(visible_devices), cuda, installed.cuda):
         return _without(problem, hint)
-    names = ", ".join(dict.fromkeys(device.name for device in used or seen))
+    names = ", ".join(dict.fromkeys(device.name for device in used or visible_devices))
     return Choice(GPU_PROFILE, f"{names}, CUDA provider, CuPy {installed.cupy[0].version}", hint=hint)
 
 
-def check_named_gpus(words: str, choice: Choice) -> None:
+def check_named_gpus(gpu_ids: str, choice: Choice) -> None:
     """Check that a server with named GPUs uses a GPU.
 
     Raises:
         ValueError: the selected profile uses none; the message says why.
     """
-    if words and choice.profile != GPU_PROFILE:
-        raise ValueError(f"--gpu-id {words}: expected a profile that uses a GPU, got {choice}")
+    if gpu_ids and choice.profile != GPU_PROFILE:
+        raise ValueError(f"--gpu-id {gpu_ids}: expected a profile that uses a GPU, got {choice}")
 
 
 def unusable(gpus: list[Gpu], visible: int, cuda: str, major: int) -> Problem | None:

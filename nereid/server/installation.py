@@ -66,7 +66,7 @@ def _in_wheel() -> Installation:
     return Installation(root / "bin" / "tritonserver", root / "backends", stub, libraries)
 
 
-def assemble_backends(found: Installation, target: Path) -> Path:
+def assemble_backends(installation: Installation, target: Path) -> Path:
     """Build Triton's backend directory in `target`: its own backends, and our adapters for what it lacks.
 
     The Python backend is copied, not linked: Triton expects the stub in the folder of `libtriton_python.so`.
@@ -75,22 +75,22 @@ def assemble_backends(found: Installation, target: Path) -> Path:
     """
     shutil.rmtree(target, ignore_errors=True)
     python = target / "python"
-    shutil.copytree(found.backends / "python", python, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(installation.backends / "python", python, ignore=shutil.ignore_patterns("__pycache__"))
     if not (python / STUB).exists():
-        shutil.copy2(found.stub, python)
-    for backend in found.backends.iterdir():
+        shutil.copy2(installation.stub, python)
+    for backend in installation.backends.iterdir():
         if backend.name != python.name and backend.is_dir():
             (target / backend.name).symlink_to(backend.resolve())
-    for adapter in found.adapters:
-        own = target / adapter.parent.name
-        own.mkdir()
-        shutil.copy2(adapter, own)
-        shutil.copy2(python / LIBRARY, own / LIBRARY.replace(python.name, own.name))
+    for adapter in installation.adapters:
+        folder = target / adapter.parent.name
+        folder.mkdir()
+        shutil.copy2(adapter, folder)
+        shutil.copy2(python / LIBRARY, folder / LIBRARY.replace(python.name, folder.name))
     return target
 
 
 def cuda_folders() -> list[Path]:
     """Return the folders of CUDA libraries installed by pip, which CuPy and ONNX Runtime do not search."""
     spec = importlib.util.find_spec("nvidia")
-    places = (spec and spec.submodule_search_locations) or ()
-    return sorted(folder for place in places for folder in Path(place).glob("*/lib"))
+    locations = (spec and spec.submodule_search_locations) or ()
+    return sorted(folder for location in locations for folder in Path(location).glob("*/lib"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from nereid.base.errors import ServerError
 from nereid.base.processes import run_within
-from nereid.repository.fitting import DRIVER
+from nereid.repository.instance_sizing import DRIVER
 
 PROGRAM = "nvidia-smi"
 DEVICES = Path("/dev")
@@ -116,7 +116,7 @@ def why_absent(path: str, devices: Path = DEVICES, driver: Path = DRIVER) -> str
     return ""  # nvidia-smi creates the device files after a boot
 
 
-def run(path: str | None, *words: str, timeout_s: float = TIMEOUT_S) -> str:
+def run(path: str | None, *args: str, timeout_s: float = TIMEOUT_S) -> str:
     """Return the output of `nvidia-smi`, found through `path` or this process's PATH.
 
     Raises:
@@ -125,7 +125,7 @@ def run(path: str | None, *words: str, timeout_s: float = TIMEOUT_S) -> str:
     program = shutil.which(PROGRAM, path=path)
     if program is None:
         raise ServerError(f"{PROGRAM} is missing", PROGRAM_FIX)
-    status, output = run_within([program, *words], timeout_s)
+    status, output = run_within([program, *args], timeout_s)
     if status is None:
         raise ServerError(
             f"{PROGRAM} has not ended after {timeout_s:g} s: the driver does not respond",
@@ -214,17 +214,19 @@ def visible(devices: Sequence[Device], environment: Mapping[str, str]) -> list[D
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return [device for device in devices if not device.is_part]
     selection: list[Device] = []
-    for word in environment["CUDA_VISIBLE_DEVICES"].split(","):
-        matching = [device for device in devices if matches(device, word.strip())]
+    for gpu_id in environment["CUDA_VISIBLE_DEVICES"].split(","):
+        matching = [device for device in devices if matches(device, gpu_id.strip())]
         if len(matching) != 1:
             break
         selection += matching
     return selection
 
 
-def matches(device: Device, word: str) -> bool:
-    """Return whether a word names a device: by its index, its UUID, or a prefix of its UUID."""
-    return word == device.index if word.isdecimal() else len(word) > 4 and device.uuid.startswith(word)
+def matches(device: Device, gpu_id: str) -> bool:
+    """Return whether an id names a device: by its index, its UUID, or a prefix of its UUID."""
+    return (
+        gpu_id == device.index if gpu_id.isdecimal() else len(gpu_id) > 4 and device.uuid.startswith(gpu_id)
+    )
 
 
 def _value(name: str, text: str) -> Any:
@@ -234,7 +236,7 @@ def _value(name: str, text: str) -> Any:
     return float(text) if name in NUMBERS else text
 
 
-def select(words: str, environment: Mapping[str, str], devices: Path = DEVICES) -> dict[str, str]:
+def select(gpu_ids: str, environment: Mapping[str, str], devices: Path = DEVICES) -> dict[str, str]:
     """Return the environment variables with which a server and its stubs see only the named GPUs.
 
     Raises:
@@ -242,36 +244,36 @@ def select(words: str, environment: Mapping[str, str], devices: Path = DEVICES) 
     """
     path = environment.get("PATH", "")
     if reason := why_absent(path, devices):
-        raise ValueError(f"--gpu-id {words}: {reason}")
+        raise ValueError(f"--gpu-id {gpu_ids}: {reason}")
     try:
-        known = read_devices(path)
+        machine_devices = read_devices(path)
     except ServerError as error:
-        raise ValueError(f"--gpu-id {words}: {error}") from None
+        raise ValueError(f"--gpu-id {gpu_ids}: {error}") from None
     # UUIDs, because CUDA sorts GPUs by speed, and nvidia-smi by slot.
-    return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in parse(words, known))}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in parse(gpu_ids, machine_devices))}
 
 
-def parse(words: str, devices: Sequence[Device]) -> list[Device]:
+def parse(gpu_ids: str, devices: Sequence[Device]) -> list[Device]:
     """Parse indexes of nvidia-smi and UUIDs, separated by commas.
 
     Raises:
-        ValueError: a word names no device, several devices, or one that CUDA cannot use with the others.
+        ValueError: an id names no device, several devices, or one that CUDA cannot use with the others.
     """
     selection: list[Device] = []
-    for word in [part.strip() for part in words.split(",")]:
-        matching = [device for device in devices if matches(device, word)]
+    for gpu_id in [part.strip() for part in gpu_ids.split(",")]:
+        matching = [device for device in devices if matches(device, gpu_id)]
         if len(matching) != 1:
-            known = "; ".join(map(str, devices)) or "none"
-            what = "several GPUs match" if matching else "no GPU is called"
-            raise ValueError(f"--gpu-id {words}: {what} '{word}'; this machine has: {known}")
+            available = "; ".join(map(str, devices)) or "none"
+            problem = "several GPUs match" if matching else "no GPU is called"
+            raise ValueError(f"--gpu-id {gpu_ids}: {problem} '{gpu_id}'; this machine has: {available}")
         selection += matching
     if len(set(selection)) < len(selection):
-        raise ValueError(f"--gpu-id {words}: expected each GPU once")
+        raise ValueError(f"--gpu-id {gpu_ids}: expected each GPU once")
     if divided := [device for device in selection if parts_of(device.uuid, devices)]:
         parts = "; ".join(map(str, parts_of(divided[0].uuid, devices)))
         raise ValueError(
-            f"--gpu-id {words}: MIG divides GPU {divided[0].index}; expected the UUID of a part: {parts}"
+            f"--gpu-id {gpu_ids}: MIG divides GPU {divided[0].index}; expected the UUID of a part: {parts}"
         )
     if len(selection) > 1 and any(device.is_part for device in selection):
-        raise ValueError(f"--gpu-id {words}: expected one part of a GPU alone, because CUDA uses only one")
+        raise ValueError(f"--gpu-id {gpu_ids}: expected one part of a GPU alone, because CUDA uses only one")
     return selection

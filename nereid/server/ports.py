@@ -117,10 +117,10 @@ def _listeners(pid: int, port: int) -> list[int]:
             for row in (process / "net" / name).read_text().splitlines()[1:]
         ]
         inodes = {row[9] for row in rows if row[3] == LISTEN and int(row[1].rpartition(":")[2], 16) == port}
-        wanted = {f"socket:[{inode}]" for inode in inodes}
+        sockets = {f"socket:[{inode}]" for inode in inodes}
         for descriptor in (process / "fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # it was closed
-                if str(descriptor.readlink()) in wanted:
+                if str(descriptor.readlink()) in sockets:
                     descriptors.append(int(descriptor.name))
     return descriptors
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.errors import WrongUsage
-from nereid.base.metrics_page import render
+from nereid.base.prometheus_text import render
 from nereid.base.tracing.collector import METRICS, PREFIX, Collector, RecordFile, TailSampler
 from nereid.base.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
 from nereid.base.tracing.request_log import request_log_entries
@@ -44,7 +44,7 @@ def flags(socket: Path, sampling: Sampling) -> list[str]:
 
 
 def record_fields(run_dir: Path, sampling: Sampling | None) -> dict[str, Any]:
-    """Return the trace fields of a server's record; none without tracing."""
+    """Return the trace fields of `ServerInfo`; none without tracing."""
     if sampling is None:
         return {}
     return {

@@ -27,11 +27,11 @@ SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", ("0.0.0.0", "::")
 # Source: unix(7), sun_path without the final null byte.
 MAX_SOCKET_PATH = 107
-Record = TypeVar("Record", "ServerRecord", "GatewayRecord")
+Info = TypeVar("Info", "ServerInfo", "GatewayInfo")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRecord:
+class ServerInfo:
     """A running server: its addresses, its repository and profile, and the token of its administrative APIs.
 
     `health_port` is the port of its supervisor's pages, 0 for none. `sockets` is the folder of Triton's own
@@ -124,7 +124,7 @@ def make_socket_folder(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayRecord:
+class GatewayInfo:
     """A running gateway of a repository's server."""
 
     pid: int
@@ -140,21 +140,21 @@ class GatewayRecord:
 def root(environment: Mapping[str, str]) -> Path:
     """Return the folder for this user's run directories; it may not exist yet."""
     runtime = environment.get("XDG_RUNTIME_DIR", "")
-    base = runtime if Path(runtime).is_dir() and runtime else tempfile.gettempdir()
-    return Path(base) / f"nereid-{os.getuid()}"
+    parent = runtime if Path(runtime).is_dir() and runtime else tempfile.gettempdir()
+    return Path(parent) / f"nereid-{os.getuid()}"
 
 
 @contextlib.contextmanager
-def occupy(base: Path, repository: Path) -> Iterator[Path]:
+def occupy(run_root: Path, repository: Path) -> Iterator[Path]:
     """Create the run directory of a server or gateway of `repository`: locked in the context, then removed.
 
     Leftover directories of the same repository are removed.
 
     Raises:
-        ServerError: `base` is open to another user, who could read tokens or plant backends.
+        ServerError: `run_root` is open to another user, who could read tokens or plant backends.
     """
-    _make_private(base)
-    folder = _folder(base, repository)
+    _make_private(run_root)
+    folder = _folder(run_root, repository)
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as held:
         with files.locked_folder(folder):
@@ -171,48 +171,48 @@ def occupy(base: Path, repository: Path) -> Iterator[Path]:
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def write(run_dir: Path, record: ServerRecord | GatewayRecord) -> None:
-    """Store `record` in `run_dir`, atomically and readable by this user only."""
-    name = SERVER_FILE if isinstance(record, ServerRecord) else GATEWAY_FILE
+def write(run_dir: Path, info: ServerInfo | GatewayInfo) -> None:
+    """Store `info` in `run_dir`, atomically and readable by this user only."""
+    name = SERVER_FILE if isinstance(info, ServerInfo) else GATEWAY_FILE
     new = run_dir / f".{name}"
     new.touch(mode=0o600)
-    new.write_bytes(msgspec.json.encode(record))
+    new.write_bytes(msgspec.json.encode(info))
     new.replace(run_dir / name)
 
 
-def find(base: Path, repository: Path) -> ServerRecord | None:
+def find(run_root: Path, repository: Path) -> ServerInfo | None:
     """Return the newest running server of `repository`, or None; ignores files that others could write."""
-    servers = find_servers(base, repository)
+    servers = find_servers(run_root, repository)
     return servers[-1] if servers else None
 
 
-def find_servers(base: Path, repository: Path) -> list[ServerRecord]:
+def find_servers(run_root: Path, repository: Path) -> list[ServerInfo]:
     """Return the running servers of `repository`, the newest last."""
-    return _records(base, _folder(base, repository).name, SERVER_FILE, ServerRecord)
+    return _read_running(run_root, _folder(run_root, repository).name, SERVER_FILE, ServerInfo)
 
 
-def find_folder(base: Path, repository: Path) -> Path | None:
+def find_folder(run_root: Path, repository: Path) -> Path | None:
     """Return the run directory of the newest running server of `repository`, or None."""
-    paths = _running(base, _folder(base, repository).name, SERVER_FILE)
+    paths = _running(run_root, _folder(run_root, repository).name, SERVER_FILE)
     return paths[-1].parent if paths else None
 
 
-def find_all(base: Path) -> list[ServerRecord]:
+def find_all(run_root: Path) -> list[ServerInfo]:
     """Return all running servers of this user, the newest last."""
-    return _records(base, "*", SERVER_FILE, ServerRecord)
+    return _read_running(run_root, "*", SERVER_FILE, ServerInfo)
 
 
-def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
+def find_gateways(run_root: Path, repository: Path) -> list[GatewayInfo]:
     """Return the running gateways of `repository`, the newest last."""
-    return _records(base, _folder(base, repository).name, GATEWAY_FILE, GatewayRecord)
+    return _read_running(run_root, _folder(run_root, repository).name, GATEWAY_FILE, GatewayInfo)
 
 
-def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
+def orphans(run_root: Path, repository: Path) -> list[tuple[int, Path]]:
     """Return pid and run directory of the servers of `repository` whose supervisor exited before they did."""
     servers = []
-    for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
+    for path in _folder(run_root, repository).glob(f"*/{SERVER_FILE}") if _is_private(run_root) else ():
         with contextlib.suppress(OSError, ServerError):
-            pid = _read(path, ServerRecord).pid
+            pid = _read(path, ServerInfo).pid
             if not files.is_locked(path.parent) and is_server_of(pid, path.parent):
                 servers.append((pid, path.parent))
     return servers
@@ -228,25 +228,25 @@ def is_server_of(pid: int, run_dir: Path) -> bool:
     return False
 
 
-def _running(base: Path, folder: str, name: str) -> list[Path]:
-    """Return the records of running processes, the newest last; ignores files that others could write."""
-    records: list[tuple[float, Path]] = []
-    for path in base.glob(f"{folder}/*/{name}") if _is_private(base) else ():
+def _running(run_root: Path, folder: str, name: str) -> list[Path]:
+    """Return the info files of running processes, the newest last; ignores files that others could write."""
+    dated: list[tuple[float, Path]] = []
+    for path in run_root.glob(f"{folder}/*/{name}") if _is_private(run_root) else ():
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             if files.is_locked(path.parent):
-                records.append((path.stat().st_mtime, path))
-    return [path for _, path in sorted(records)]
+                dated.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(dated)]
 
 
-def _records(base: Path, folder: str, name: str, kind: type[Record]) -> list[Record]:
-    records: list[Record] = []
-    for path in _running(base, folder, name):
+def _read_running(run_root: Path, folder: str, name: str, kind: type[Info]) -> list[Info]:
+    infos: list[Info] = []
+    for path in _running(run_root, folder, name):
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
-            records.append(_read(path, kind))
-    return records
+            infos.append(_read(path, kind))
+    return infos
 
 
-def _read(path: Path, kind: type[Record]) -> Record:
+def _read(path: Path, kind: type[Info]) -> Info:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -256,20 +256,20 @@ def _read(path: Path, kind: type[Record]) -> Record:
         ) from None
 
 
-def _folder(base: Path, repository: Path) -> Path:
-    return base / blake2b(os.fsencode(os.path.realpath(repository)), digest_size=8).hexdigest()
+def _folder(run_root: Path, repository: Path) -> Path:
+    return run_root / blake2b(os.fsencode(os.path.realpath(repository)), digest_size=8).hexdigest()
 
 
-def _make_private(base: Path) -> None:
-    base.mkdir(mode=0o700, exist_ok=True)
-    if not _is_private(base):
+def _make_private(run_root: Path) -> None:
+    run_root.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(run_root):
         owner = f"user {os.getuid()}"
-        raise ServerError(f"{base} must be a directory of {owner} with mode 0700; fix: remove it")
+        raise ServerError(f"{run_root} must be a directory of {owner} with mode 0700; fix: remove it")
 
 
-def _is_private(base: Path) -> bool:
+def _is_private(run_root: Path) -> bool:
     try:
-        status = base.lstat()
+        status = run_root.lstat()
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077

@@ -26,22 +26,22 @@ from nereid.base.processes import (
     on_signals,
     raise_open_file_limit,
 )
-from nereid.repository.fitting import InstancePlan
-from nereid.repository.layout import describe_threads, output_names, readable_configs, thread_budget
+from nereid.repository.instance_sizing import InstancePlan
+from nereid.repository.repository_index import describe_threads, output_names, readable_configs, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK_HOSTS, TritonOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models, unservable_models
 from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
 from nereid.server.request_traces import TraceOptions
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from nereid.server.supervision import health as health_page
-from nereid.server.supervision.health import Health
+from nereid.server.supervision.health import ServerHealth
 from nereid.server.supervision.watchdog import Watchdog
 from nereid.tasks import TASKS
 
 # Time that killed processes need to exit.
-KILLED_S = 10.0
+KILLED_EXIT_TIMEOUT_S = 10.0
 UNGUARDED = (
     "the ports are Triton's own, and any program that can reach them can crash the server with one request; "
     "--guard checks all requests"
@@ -49,29 +49,29 @@ UNGUARDED = (
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 1.0
 # A killed server frees its ports immediately; one that shuts down, after about 3 s.
-PORTS_FREE_S = 10.0
+PORTS_FREE_TIMEOUT_S = 10.0
 # Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
 # connections keep sending, and Triton 24.10 would wait 30 s for them without accepting new connections.
-LAST_REQUESTS_S = 1.0
+LAST_REQUESTS_TIMEOUT_S = 1.0
 # Seconds for a server that crashed to write its stack to the log.
-STACK_S = 5.0
+STACK_TIMEOUT_S = 5.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
 MIN_OPEN_FILES = 256
 # Seconds for the jobs to end.
 JOB_STOP_S = 2.0
 
 
-def wait_for_orphans(base: Path, repository: Path, log: Callable[[str], None]) -> None:
+def wait_for_orphans(run_root: Path, repository: Path, log: Callable[[str], None]) -> None:
     """Wait until servers of the repository whose supervisor was killed have answered their last requests.
 
     They exit on their own and hold their ports until then; one that hangs is killed. A server that waits for
     an idle connection exits without its stubs, which exit a moment later.
     """
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    for pid, folder in run_dir.orphans(base, repository):
+    for pid, folder in run_dir.orphans(run_root, repository):
         log(f"waiting for the server with pid {pid}, whose supervisor was killed, to end")
         stubs = [stub.process for stub in stub_processes.find(pid, repository)]
-        while _runs_yet(pid, folder, stubs) and time.monotonic() < deadline + KILLED_S:
+        while _runs_yet(pid, folder, stubs) and time.monotonic() < deadline + KILLED_EXIT_TIMEOUT_S:
             if time.monotonic() > deadline:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)  # with its stubs
@@ -128,26 +128,29 @@ class _Stopped(BaseException):
     """A signal that stops the server."""
 
 
-class _Signals:
+class _SignalHandler:
     """Turns the first two signals into `_Stopped` in the main thread, and counts them; ignores the rest."""
 
     def __init__(self) -> None:
         self.count = 0
         on_signals(self._stop, self._stop, then=signal.SIG_IGN)
 
-    def _stop(self, number: int) -> NoReturn:
+    def _stop(self, signum: int) -> NoReturn:
         self.count += 1
         raise _Stopped
 
     def sleep(self, seconds: float) -> None:
         """Sleep until the time has passed or a signal arrives."""
         deadline = time.monotonic() + seconds
-        while (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(left_s, SIGNAL_POLL_S))
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(remaining_s, SIGNAL_POLL_S))
 
 
 def serve(
-    given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[BackgroundJob], launch: Launcher
+    serve_options: ServeOptions,
+    environment: Mapping[str, str],
+    jobs: Sequence[BackgroundJob],
+    launch: Launcher,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
@@ -158,22 +161,22 @@ def serve(
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
     """
-    signals, health = _Signals(), Health()
+    signals, health = _SignalHandler(), ServerHealth()
     if 0 <= (most := raise_open_file_limit()) < MIN_OPEN_FILES:
         raise ServerError(
             f"expected a limit of at least {MIN_OPEN_FILES} open files, got {most}",
             f"ulimit -n {MIN_OPEN_FILES}",
         )
-    options, root = _completed(given), run_dir.root(environment)
-    _check_is_first(options, environment, given.health_port)
+    options, root = _completed(serve_options), run_dir.root(environment)
+    _check_is_first(options, environment, serve_options.health_port)
     try:
         with contextlib.ExitStack() as stack:
             port, metrics = 0, [job.metrics for job in jobs]
-            if given.health_port is not None:
+            if serve_options.health_port is not None:
                 more = partial(_joined, metrics)
                 pages = partial(health_page.page, health, more_metrics=more)
                 port = stack.enter_context(
-                    health_page.serve(pages, options.host, given.health_port, "health")
+                    health_page.serve(pages, options.host, serve_options.health_port, "health")
                 )
             options = replace(options, ports=_with_free_ports(options))
             wait_for_orphans(root, options.repository, log)
@@ -182,22 +185,24 @@ def serve(
             for job in jobs:
                 if job.run:
                     stack.enter_context(in_background(job.name, job.run, JOB_STOP_S))
-            if given.tracing:
-                metrics.append(stack.enter_context(request_traces.collecting(folder, given.tracing, log)))
+            if serve_options.tracing:
+                metrics.append(
+                    stack.enter_context(request_traces.collecting(folder, serve_options.tracing, log))
+                )
             gateway = None
             if options.is_guarded:
                 gateway = stack.enter_context(gateway_of(options, folder, launch, log))
-            _Service(given, options, folder, environment, health, port, signals, gateway).run()
+            _Service(serve_options, options, folder, environment, health, port, signals, gateway).run()
     except _Stopped:
         log("stopped")
 
 
-def _completed(given: ServeOptions) -> TritonOptions:
-    options = given.server
+def _completed(serve_options: ServeOptions) -> TritonOptions:
+    options = serve_options.server
     # Only our commands know a random token, and flags of Triton may name other models.
-    allows_incomplete_configs = given.has_open_admin_api or bool(options.token or options.flags)
-    token = "" if given.has_open_admin_api else options.token or secrets.token_urlsafe(24)
-    sampling = given.tracing.sampling if given.tracing else None
+    allows_incomplete_configs = serve_options.has_open_admin_api or bool(options.token or options.flags)
+    token = "" if serve_options.has_open_admin_api else options.token or secrets.token_urlsafe(24)
+    sampling = serve_options.tracing.sampling if serve_options.tracing else None
     return replace(
         options, token=token, allows_incomplete_configs=allows_incomplete_configs, sampling=sampling
     )
@@ -211,21 +216,21 @@ def _joined(metrics: Sequence[Callable[[], str]]) -> str:
 class _Service:
     """A supervised server, restarted on the same ports when it exits."""
 
-    given: ServeOptions
+    serve_options: ServeOptions
     options: TritonOptions
     folder: Path
     environment: Mapping[str, str]
-    health: Health
+    health: ServerHealth
     health_port: int
-    signals: _Signals
+    signals: _SignalHandler
     gateway: GatewayProcess | None
     limits: tuple[MemoryKills, ProcessRefusals] = field(
         default_factory=lambda: (MemoryKills(), ProcessRefusals())
     )
 
     def run(self) -> NoReturn:
-        among, back_off = None, BackOff()
-        back_off.began(time.monotonic())
+        only_models, back_off = None, BackOff()
+        back_off.record_start(time.monotonic())
         server, failed = self._start()
         with contextlib.ExitStack() as stack:
             stack.push(server)  # already entered
@@ -234,34 +239,34 @@ class _Service:
                 log(f"{'note' if self.options.host in LOOPBACK_HOSTS else 'warning'}: {UNGUARDED}")
             ready, reason = self._supervise(server, failed)
         while True:
-            pause_s = back_off.failed(time.monotonic())
+            pause_s = back_off.record_failure(time.monotonic())
             log(f"supervisor: {reason}; restart of tritonserver in {pause_s:g} s")
             self.health.enter(health_page.RESTARTING, reason)
             self.signals.sleep(pause_s)
             self._wait_for_ports()
-            back_off.began(began_s := time.monotonic())
+            back_off.record_start(start_s := time.monotonic())
             # A model that failed at startup may have been repaired and loaded since.
             failed = {name: why for name, why in failed.items() if name not in ready}
-            server = EmbeddedServer(self.options, self.folder, self.environment, log, among, failed)
+            server = EmbeddedServer(self.options, self.folder, self.environment, log, only_models, failed)
             try:
                 with server:
                     self.health.count("restarts_total")
-                    log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
+                    log(f"supervisor: tritonserver is ready again after {time.monotonic() - start_s:.1f} s")
                     ready, reason = self._supervise(server)
-                    among = None
+                    only_models = None
             except (ServerError, OSError, RuntimeError) as error:  # such as a full disk, or no free threads
                 reason = f"tritonserver cannot be started: {error}"
                 # A changed model on disk may prevent the start: try all models, then those that were ready.
-                among = ready if among is None and ready else None
+                only_models = ready if only_models is None and ready else None
 
     def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
         """Start a server without the models that cannot be loaded; return it with their reasons."""
         failed = unservable_models(self.options)
-        is_strict = self.given.is_strict or self.options.model_control_mode != "explicit"
+        is_strict = self.serve_options.is_strict or self.options.model_control_mode != "explicit"
         if failed and is_strict:
             raise ServerError("; ".join(failed.values()))
         while True:
-            server = EmbeddedServer(self.options, self.folder, self.environment, log, without=failed)
+            server = EmbeddedServer(self.options, self.folder, self.environment, log, excluded_models=failed)
             try:
                 return server.__enter__(), failed
             except ServerError:
@@ -279,14 +284,14 @@ class _Service:
 
         At the first start, `failed` maps the models that could not be loaded to their reasons.
         """
-        record = server.record(self.health_port)
-        watchdog = Watchdog(server, record, self.health, log)
+        server_info = server.info(self.health_port)
+        watchdog = Watchdog(server, server_info, self.health, log)
         try:
-            run_dir.write(self.folder, record)
+            run_dir.write(self.folder, server_info)
             if self.gateway:
                 self.gateway.start()
             with watchdog:
-                self._wait(watchdog, record, failed)
+                self._wait(watchdog, server_info, failed)
                 status = server.poll()
                 is_signalled = status is None and not watchdog.restart_reason
                 is_crash = is_signalled and server.log.signal not in (0, *STOP_SIGNALS)
@@ -298,9 +303,9 @@ class _Service:
                 reason = watchdog.restart_reason or f"tritonserver {end}"
                 self.health.enter(health_page.RESTARTING, reason)
                 if is_crash:
-                    self._wait_for_end(server, STACK_S)
+                    self._wait_for_end(server, STACK_TIMEOUT_S)
                 elif is_signalled:  # perhaps also this process, and then it waits for all requests
-                    self.signals.sleep(LAST_REQUESTS_S)
+                    self.signals.sleep(LAST_REQUESTS_TIMEOUT_S)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise
@@ -315,14 +320,14 @@ class _Service:
 
     def _wait_for_ports(self) -> None:
         if not self.options.is_guarded:  # otherwise the ports are the gateway's
-            wait_until_free(self.options.host, self.options.ports, PORTS_FREE_S)
+            wait_until_free(self.options.host, self.options.ports, PORTS_FREE_TIMEOUT_S)
 
     def _report_limits(self) -> None:
         for limit in self.limits:
             if text := limit.new():
                 log(f"supervisor: {text}")
 
-    def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
+    def _wait(self, watchdog: Watchdog, server_info: ServerInfo, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait until it exits, or for a signal and the drain time."""
         try:
             self.health.enter(health_page.RUNNING)
@@ -331,25 +336,25 @@ class _Service:
                     log(f"warning: '{model}' is not served: {reason}; fix it, then: nereid reload {model}")
                 is_terminal = sys.stdout.isatty()
                 show = partial(announcement, self.options) if is_terminal else ready_line
-                print(show(record, failed), flush=True)
+                print(show(server_info, failed), flush=True)
             while not watchdog.wait(SIGNAL_POLL_S):
                 if self.signals.count:
                     raise _Stopped
                 self._report_limits()
                 if self.gateway:
-                    self.health.gateway_observed(self.gateway.keep())
+                    self.health.record_gateway(self.gateway.keep())
         except _Stopped:
             self.health.enter(health_page.STOPPING)
-            self.signals.sleep(self.given.drain_s)
+            self.signals.sleep(self.serve_options.drain_s)
             if self.gateway:
                 self.gateway.stop(lambda: self.signals.count > 1)
             raise
 
 
 def _check_is_first(options: TritonOptions, environment: Mapping[str, str], health_port: int | None) -> None:
-    wanted = {*asdict(options.ports).values(), health_port}
+    ports = {*asdict(options.ports).values(), health_port}
     for server in run_dir.find_servers(run_dir.root(environment), options.repository):
-        if shared := wanted & {*server.all_ports.values()}:
+        if shared := ports & {*server.all_ports.values()}:
             raise ServerError(
                 f"a server of '{options.repository}' is already running on port {min(filter(None, shared))}: "
                 f"pid {server.pid}",
@@ -379,19 +384,21 @@ def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
+def ready_line(server_info: ServerInfo, failed: Mapping[str, str]) -> str:
     """Return the ports as JSON, for programs; `not_served` lists models that could not be loaded, and why."""
-    return json.dumps(record.all_ports | ({"not_served": dict(failed)} if failed else {}))
+    return json.dumps(server_info.all_ports | ({"not_served": dict(failed)} if failed else {}))
 
 
-def announcement(options: TritonOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
+def announcement(options: TritonOptions, server_info: ServerInfo, failed: Collection[str] = ()) -> str:
     """Return the addresses, a request to try and the models that are not served, as readable text."""
-    host = run_dir.reachable(record.host)
-    addresses = ", ".join(f"{name} {host}:{port}" for name, port in record.all_ports.items())
+    host = run_dir.reachable(server_info.host)
+    addresses = ", ".join(f"{name} {host}:{port}" for name, port in server_info.all_ports.items())
     needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK_HOSTS)
     key = "NEREID_KEY=KEY " if needs_key else ""
     command = _command(options, [name for name in image_models(options) if name not in failed])
-    attempt = f"{key}{command}" if command else f"curl -i http://{host}:{record.ports.http}/v2/health/ready"
+    attempt = (
+        f"{key}{command}" if command else f"curl -i http://{host}:{server_info.ports.http}/v2/health/ready"
+    )
     missing = f"; not served: {', '.join(failed)}" if failed else ""
     return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
 
@@ -401,10 +408,10 @@ def _command(options: TritonOptions, models: Collection[str]) -> str:
     configs = readable_configs(options.repository, options.profile)
     for task in TASKS:
         # A config may leave its outputs to the file.
-        fitting = [name for name in models if {*task.outputs} <= {*output_names(configs[name])}]
-        if task.command and not task.extends and fitting:
-            words = ["nereid", task.name, "IMAGE"]
-            words += ["--model", fitting[0]] * (task.model not in fitting)
+        matches = [name for name in models if {*task.outputs} <= {*output_names(configs[name])}]
+        if task.command and not task.extends and matches:
+            args = ["nereid", task.name, "IMAGE"]
+            args += ["--model", matches[0]] * (task.model not in matches)
             is_own = options.repository.resolve() == task.default_repository.resolve()
-            return shlex.join(words if is_own else [*words, "--repository", str(options.repository)])
+            return shlex.join(args if is_own else [*args, "--repository", str(options.repository)])
     return ""

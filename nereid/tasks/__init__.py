@@ -30,11 +30,11 @@ def entry_point_of_backend(backend: str, name: str) -> Any:
 
 def task_of(outputs: Collection[str]) -> Task | None:
     """Return the task of a model with these outputs; if several match, the one requiring the most outputs."""
-    fitting = [task for task in TASKS if {*task.outputs} <= {*outputs}]
-    return max(fitting, key=lambda task: len(task.outputs), default=None)
+    matches = [task for task in TASKS if {*task.outputs} <= {*outputs}]
+    return max(matches, key=lambda task: len(task.outputs), default=None)
 
 
-def outputs_of(outputs: Sequence[str], class_names: Sequence[str] = ()) -> "TaskOutputs":
+def make_task_outputs(outputs: Sequence[str], class_names: Sequence[str] = ()) -> "TaskOutputs":
     """Return what a model's outputs mean; `outputs` are in the order of its config.
 
     A model with other outputs is treated as a classifier whose first output holds the scores.

@@ -50,7 +50,7 @@ class CommandTexts:
 
 
 # Where a model's networks run: in its own process, or as models on the server.
-IN_PROCESS, SERVED = "in_process", "served"
+IN_PROCESS, AS_MODELS = "in_process", "served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,8 @@ class Task:
             endpoint: `nereid.gateway.task_endpoint.Endpoint`: the REST answer, its parameters, sample photos,
                 and further operations. `page.js` beside it shows the answer on the gateway's page: it exports
                 a `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
-            intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
+            importer: `nereid.models.publish.importing.model_importer.ModelImporter`, what `nereid add` does
+                with a network.
             claims: function (network outputs by name, for two or more images) -> whether a network of unknown
                 task belongs to this task; `nereid add`. Most tasks recognise a file instead.
             examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
@@ -147,5 +148,5 @@ class Task:
             metrics: prefix, labels and families of the backend's metrics; the page about metrics.
             stages: cause and next step, by the stages of its models; `nereid why`.
         """
-        place = self.entry_points.get(name)
-        return resolve_name(f"nereid.tasks.{place}") if place else None
+        reference = self.entry_points.get(name)
+        return resolve_name(f"nereid.tasks.{reference}") if reference else None

@@ -35,7 +35,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
+class QualitySignals:
     """Signals of a batch's response; a list is empty if the task has no such signal.
 
     Attributes:
@@ -43,14 +43,14 @@ class Signals:
         entropy: 0..1, for each image.
         best: index of the best class of each image.
         found: number of lines or objects in each image.
-        about: attributes for the request's trace.
+        attributes: attributes for the request's trace.
     """
 
     confidence: Sequence[float] = ()
     entropy: Sequence[float] = ()
     best: Sequence[int] = ()
     found: Sequence[int] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def of_images(self) -> Mapping[str, Sequence[float]]:
@@ -69,8 +69,8 @@ class TaskOutputs(Protocol):
     def outputs(self) -> tuple[str, ...]:
         """Tensors of a model of this task that are compared and measured."""
 
-    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+    def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Compare a variant's response with a shadow's; raises Incomparable."""
 
-    def signals(self, outputs: Arrays) -> Signals | None:
+    def signals(self, outputs: Arrays) -> QualitySignals | None:
         """Return the signals of a response; None if they cannot be measured."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.metric_reporter import ImageSignals
+from nereid.backends.triton.metric_reporter import ImageSignalReporter
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.tensors import read_images, report_failed_device, respond_to_batch
 from nereid.base.config.model_config import ModelConfig
@@ -18,7 +18,7 @@ class TritonPythonModel:
         """Build the pipeline; the load fails if a parameter is invalid or contradictory."""
         stub_processes.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
-        self.signals = ImageSignals(config)
+        self.signals = ImageSignalReporter(config)
         self.pipeline = Pipeline.from_config(config, sink=self.signals.sink)
         self.output = config.outputs[0].name
         self.tracer = ModelTracer(config)
@@ -33,7 +33,7 @@ class TritonPythonModel:
             report_failed_device(self.config, batch.device_failure.reason)
         responses = respond_to_batch(batch, **{self.output: batch.tensor})
         if trace:
-            trace.prepared(batch.times)
+            trace.record_preparation(batch.times)
             trace.end(batch.outcomes)
         return responses
 

@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from nereid.gateway.settings import Settings
-from nereid.gateway.v2.grpc_front import MAX_FRAME_BYTES
+from nereid.gateway.settings import GatewaySettings
+from nereid.gateway.v2.grpc_server import MAX_FRAME_BYTES
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.server.embedded_server import STOP_TIMEOUT_S
 from tests import deployment
@@ -152,7 +152,7 @@ def test_requests_have_time_to_end():
 def test_proxy_allows_as_large_messages_as_the_gateway():
     limits = re.findall(r"a message may have (\d+) bytes.+ gt (\d+) \}", PROXY_CONFIG.read_text())
 
-    assert limits == [(str(Settings().max_body_bytes + MAX_FRAME_BYTES),) * 2]
+    assert limits == [(str(GatewaySettings().max_body_bytes + MAX_FRAME_BYTES),) * 2]
 
 
 def test_health_of_a_server_is_a_correct_response():
@@ -226,9 +226,9 @@ def test_every_installed_version_is_pinned(service):
     extras = SERVICES[service]["build"].get("args", {}).get("EXTRAS", SLIM_EXTRAS).split(",")
     pins = {line.partition("==")[0] for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()}
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = {canonicalize_name(Requirement(line).name) for extra in extras for line in optional[extra]}
+    required = {canonicalize_name(Requirement(line).name) for extra in extras for line in optional[extra]}
 
-    assert wanted <= pins
+    assert required <= pins
     if "gpu13" not in extras:  # its packages are not installed here
         assert installed("nereid-serving", frozenset(extras), set()) - {"nereid-serving"} <= pins
 

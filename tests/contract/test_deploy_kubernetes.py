@@ -65,11 +65,11 @@ def test_server_is_that_of_compose(overlay):
 def test_kserve_runs_the_command_of_the_slim_image():
     (server,) = containers("kserve")
     (command,) = instructions(SLIM, "CMD")
-    own = json.loads(command)
+    image_command = json.loads(command)
 
-    assert server["args"][: len(own)] == own
+    assert server["args"][: len(image_command)] == image_command
     more = ("--repository", "--profile", "--model-control-mode", "--http-port", "--grpc-port")
-    assert {*flags(server["args"][len(own) :])} == {*more}
+    assert {*flags(server["args"][len(image_command) :])} == {*more}
     assert [f"--http-port={port['containerPort']}" in server["args"] for port in server["ports"]] == [True]
 
 
@@ -180,11 +180,11 @@ def test_autoscalers_use_the_same_queries():
         rule["name"]["as"]: rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="nereid"')
         for rule in adapter["rules"]["external"]
     }
-    wanted = [
+    hpa_triggers = [
         (queries[spec["metric"]["name"]], kind := spec["target"]["type"], int(spec["target"][FIELDS[kind]]))
         for spec in (metric["external"] for metric in hpa["metrics"])
     ]
-    assert wanted == [
+    assert hpa_triggers == [
         (trigger["metadata"]["query"], trigger["metricType"], int(trigger["metadata"]["threshold"]))
         for trigger in keda["triggers"]
     ]

@@ -10,9 +10,9 @@ import yaml
 
 from nereid.base.errors import ServingError
 from nereid.cli import main as commands
-from nereid.gateway.failures import FAULTS, STATUS
+from nereid.gateway.failures import SERVER_FAULTS, STATUS_BY_CODE
 from nereid.gateway.http.operations import OPERATIONS
-from nereid.gateway.v2 import grpc_front, http_front
+from nereid.gateway.v2 import grpc_server, http_operations
 from nereid.server.command_line import TritonOptions
 from tests import monitoring
 from tests.commands import captured
@@ -26,16 +26,16 @@ needs_promtool = pytest.mark.skipif(
 )
 # Outcomes that are not the server's fault; see the comments in rules.yml.
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
-FAULTY = FAULTS | {"deadline_exceeded"}
+FAULTY = SERVER_FAULTS | {"deadline_exceeded"}
 ASKED = [*monitoring.asked(), *monitoring.alerting(), *monitoring.runbook_queries()]
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
 IMAGE_ENDPOINTS = {operation.path for operation in OPERATIONS if operation.task and operation.is_limited}
-INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}
+INFERENCE = {*IMAGE_ENDPOINTS, http_operations.INFER.path, grpc_server.INFER_METHOD}
 # A batch, and a page of text, may take longer than the objective.
 LONG = {"/v1/classify", "/v1/read", "/v1/waybill"}
-ENDPOINTS = {grpc_front.INFER, *grpc_front.READ}
-ENDPOINTS |= {operation.path for operation in (*OPERATIONS, *http_front.OPERATIONS)}
+ENDPOINTS = {grpc_server.INFER_METHOD, *grpc_server.READ_METHODS}
+ENDPOINTS |= {operation.path for operation in (*OPERATIONS, *http_operations.OPERATIONS)}
 
 
 def promtool(*words: str) -> None:
@@ -77,7 +77,7 @@ def test_rules_compute_the_expected_numbers():
 
 @needs_promtool
 def test_queries_parse(tmp_path):
-    group = [{"record": f"query:{place}", "expr": query.expression} for place, query in enumerate(ASKED)]
+    group = [{"record": f"query:{index}", "expr": query.expression} for index, query in enumerate(ASKED)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": group}]}))
 
     promtool("check", "rules", "--lint-fatal", str(tmp_path / "rules.yml"))
@@ -99,7 +99,9 @@ def test_queries_use_exported_or_recorded_metrics():
 
 
 def test_selected_outcomes_and_operations_exist():
-    outcomes = {"ok", "client_closed", *STATUS} | {kind("").outcome for kind in subclasses(ServingError)}
+    outcomes = {"ok", "client_closed", *STATUS_BY_CODE} | {
+        kind("").outcome for kind in subclasses(ServingError)
+    }
     of_shadows = outcomes | {"agreed", "disagreed", "failed", "shed"}
 
     for query in ALL:

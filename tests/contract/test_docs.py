@@ -20,9 +20,9 @@ from loadtest.gpu_check.__main__ import SECTIONS
 from loadtest.torture import __main__ as torture
 from nereid.backends.routing.assignment import parse_route
 from nereid.cli.main import app
-from nereid.gateway.failures import STATUS
+from nereid.gateway.failures import STATUS_BY_CODE
 from nereid.gateway.http.operations import OPERATIONS
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.insight.drift.recording import SIGNALS
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PRESETS, Resources, Shorthand
@@ -243,9 +243,9 @@ def test_every_error_is_documented():
     rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", section("Errors"), re.M)
     errors = {code: statuses for statuses, cell in rows for code in re.findall(r"`(\w+)`", cell)}
 
-    assert {*errors} == {*STATUS}
-    assert [code for code, statuses in errors.items() if str(STATUS[code]) not in statuses] == []
+    assert {*errors} == {*STATUS_BY_CODE}
+    assert [code for code, statuses in errors.items() if str(STATUS_BY_CODE[code]) not in statuses] == []
 
 
 def test_every_setting_is_documented():
-    assert named(section("Settings")) - {"classify"} == {setting.name for setting in fields(Settings)}
+    assert named(section("Settings")) - {"classify"} == {setting.name for setting in fields(GatewaySettings)}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
-from nereid.repository.layout import served_versions
+from nereid.repository.repository_index import served_versions
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.inference.network_file import open_file, path_of
 from nereid.vision.inference.session_options import CPU, CUDA, providers, session_settings

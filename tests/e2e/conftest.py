@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
-from nereid.repository.layout import unused_models
+from nereid.repository.repository_index import unused_models
 from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports

@@ -10,7 +10,7 @@ import pytest
 
 from nereid.backends.triton.stub_processes import Stub
 from nereid.insight.observe.status import status
-from nereid.server.control import Control, Instances
+from nereid.server.model_control import Instances, ModelControl
 from tests.networks import parameter
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, calling, serving, store_eyes
@@ -38,7 +38,7 @@ def is_settled(served: Served, count: int) -> bool:
 
 
 def loaded(served: Served) -> Instances:
-    return Control(served.record).instances("eyes")
+    return ModelControl(served.server_info).instances("eyes")
 
 
 @pytest.mark.nightly(minutes=2)
@@ -52,7 +52,7 @@ def test_instances_follow_the_load(tmp_path):
             wait_until(lambda: is_settled(served, 3), "three instances", CHANGES_S)
             # A change of the number alone keeps processes, and ends only when no request waits by chance.
             assert not two & {stub.process for stub in served.stubs("eyes")}
-            shown = status(served.base, repository, served.record)
+            shown = status(served.base, repository, served.server_info)
             assert [model.instances for model in shown.models] == ["3 of 1-3"]
         wait_until(lambda: is_settled(served, 1), "one instance", CHANGES_S)
 
@@ -70,18 +70,18 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
     store_bounded(repository, "1-2")
     config = repository / "eyes" / "config.pbtxt"
     with serving(repository, tmp_path / "run") as served:
-        control = Control(served.record)
+        model_control = ModelControl(served.server_info)
         with calling(served, "eyes", 4) as calls:
             wait_until(lambda: len(served.stubs("eyes")) > 1, "a change", CHANGES_S)
             shutil.copytree(repository / "eyes" / "1", repository / "eyes" / "2")
-            control.load("eyes")
-            assert control.is_ready("eyes", 2)
+            model_control.load("eyes")
+            assert model_control.is_ready("eyes", 2)
             assert loaded(served) == Instances(2, False, 2)
             config.write_text(config.read_text().replace("1-2", "3-4"))
             wait_until(lambda: loaded(served).count >= 3, "the new lower bound", CHANGES_S)
 
-        assert control.is_ready("eyes", 1)
-        assert control.is_ready("eyes", 2)
+        assert model_control.is_ready("eyes", 1)
+        assert model_control.is_ready("eyes", 2)
         assert {*calls.since()} <= {11.0, 12.0}
 
 
@@ -95,7 +95,7 @@ def test_process_killed_during_a_change(tmp_path, bounds, count, clients, goal):
         with calling(served, "eyes", clients) as calls:
             stubs = wait_until(lambda: changing(served, count), "a change", CHANGES_S)
             last = [stub.process for stub in stubs if stub.instance == f"eyes_0_{count - 1}"]
-            os.kill(min(last, key=lambda process: process.started).pid, signal.SIGKILL)
+            os.kill(min(last, key=lambda process: process.start_ticks).pid, signal.SIGKILL)
             wait_until(lambda: number(served) == goal and served.is_ready(), "the goal", CHANGES_S)
             back_s, repairs = time.monotonic(), served.metric("repairs_total")
             wait_until(lambda: len(calls.since(back_s)) > 50, "requests", CHANGES_S)

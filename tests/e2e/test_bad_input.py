@@ -12,7 +12,7 @@ from nereid.client.classifier_errors import Unreachable
 from nereid.gateway.http.app import create_gateway
 from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import FixedModels
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.server.ports import free_ports
 from nereid.tasks.classify.client import Classifier
 from tests.classifiers import opened
@@ -97,7 +97,7 @@ def test_a_wrong_port_is_told(protocol, port, expected, server, root, way):
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("GET", "/v2/models/classify")])
 def test_gateway_tells_the_wrong_port(server, method, path):
-    made = create_gateway(Settings(url=url(server, "grpc")), KeyRing(), FixedModels(("classify",)))
+    made = create_gateway(GatewaySettings(url=url(server, "grpc")), KeyRing(), FixedModels(("classify",)))
 
     response = send(made, method, path, content=GOOD, headers={"Content-Type": "image/jpeg"})
 

@@ -32,9 +32,9 @@ def message(shape=(1, 1), raw=ONE, datatype="BYTES", name="image", output="score
     request.inputs.add(name=name, datatype=datatype, shape=shape)
     request.raw_input_contents.append(raw)
     request.outputs.add(name=output)
-    for key, given in more.items():
-        field = "string_param" if isinstance(given, str) else "int64_param"
-        setattr(request.parameters[key.replace("_", "-") if key.startswith("x_") else key], field, given)
+    for key, value in more.items():
+        field = "string_param" if isinstance(value, str) else "int64_param"
+        setattr(request.parameters[key.replace("_", "-") if key.startswith("x_") else key], field, value)
     return request
 
 

@@ -10,7 +10,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.client.shared_memory import FOLDER, Region, name_prefix
+from nereid.client.shared_memory import SHM_FOLDER, Region, name_prefix
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import wait_until
@@ -32,7 +32,7 @@ def known(server) -> set[str]:
 
 def files(names: set[str]) -> set[str]:
     """Return the regions among `names` that are on this machine."""
-    return {name for name in names if (FOLDER / name).exists()}
+    return {name for name in names if (SHM_FOLDER / name).exists()}
 
 
 def files_of(server) -> set[str]:
@@ -74,11 +74,11 @@ def elsewhere(tmp_path_factory):
 
 @pytest.mark.parametrize(("way", "protocol"), WAYS)
 def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way, protocol):
-    before = {*FOLDER.glob(f"{name_prefix()}*")}
+    before = {*SHM_FOLDER.glob(f"{name_prefix()}*")}
     address = f"127.0.0.1:{elsewhere.ports[protocol]}"
     with opened(way, address, protocol, shared_memory="system") as classifier:
         check_bytes_are_sent(classifier, caplog, "the server cannot open the region: it needs this machine's")
-        assert {*FOLDER.glob(f"{name_prefix()}*")} == before
+        assert {*SHM_FOLDER.glob(f"{name_prefix()}*")} == before
         good, bad, _ = classifier.classify_many([PHOTO, b"not an image", PHOTO], batch_size=3)
 
     assert (good.labels[0].index, bad.fault) == (ESPRESSO, "caller")

@@ -7,8 +7,8 @@ import pytest
 
 from nereid.repository.check import check
 from nereid.server.command_line import TritonOptions
-from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.model_control import ModelControl
 from nereid.server.ports import Ports, free_ports
 from tests.networks import ONE_INSTANCE, identity, parameter, store, tensor
 
@@ -114,7 +114,7 @@ def verdicts(tmp_path_factory):
             failures[finding.model].append(finding.found)
     options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=KEEP_SERVING)
     with EmbeddedServer(options, run, os.environ) as server:
-        ready = Control(server.record()).ready_versions()
+        ready = ModelControl(server.info()).ready_versions()
     return {name: (name in ready, texts) for name, texts in failures.items()}
 
 

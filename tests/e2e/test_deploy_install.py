@@ -50,20 +50,20 @@ def image(tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
     image = Image(folder / "workspace", folder / "nereid")
     for source, target in copies(SLIM):
-        place = image.workspace / target.removeprefix("/workspace/")
+        destination = image.workspace / target.removeprefix("/workspace/")
         if (ROOT / source).is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(ROOT / source, place, ignore=ignored, dirs_exist_ok=True)
+            shutil.copytree(ROOT / source, destination, ignore=ignored, dirs_exist_ok=True)
         else:
-            place = place / Path(source).name if target.endswith("/") else place
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / source, place)
+            destination = destination / Path(source).name if target.endswith("/") else destination
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / source, destination)
     (extras,) = (line.partition("=")[2] for line in instructions(SLIM, "ARG") if line.startswith("EXTRAS="))
-    places = {"/opt/nereid": str(image.environment), '"${EXTRAS}"': extras}
+    substitutes = {"/opt/nereid": str(image.environment), '"${EXTRAS}"': extras}
     for run in instructions(SLIM, "RUN"):
         _, script, words = run.partition("deploy/install.sh ")
         if script:
-            image.install(*[places.get(word, word) for word in words.split()], python=sys.executable)
+            image.install(*[substitutes.get(word, word) for word in words.split()], python=sys.executable)
     yield image
     shutil.rmtree(image.environment)
 

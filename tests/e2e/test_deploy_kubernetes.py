@@ -33,9 +33,9 @@ def prepare(overlay: str, root: Path) -> None:
     (lines,) = init["args"]
     # Not the `models:` of rclone.
     there = re.sub(r"(?<![\w:])/(?=(models|routes|workspace)\b)", f"{root}/", lines)
-    given = {variable["name"]: variable["value"] for variable in init.get("env", ())}
+    variables = {variable["name"]: variable["value"] for variable in init.get("env", ())}
     bucket = {"RCLONE_CONFIG_MODELS_TYPE": "alias", "RCLONE_CONFIG_MODELS_REMOTE": str(root / "bucket")}
-    environment = {**os.environ, **given, **bucket, "HOME": str(root / "tmp")}
+    environment = {**os.environ, **variables, **bucket, "HOME": str(root / "tmp")}
     subprocess.run([*init["command"], there], env=environment, check=True, timeout=WATCHDOG_S)
 
 

@@ -111,7 +111,7 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
     """Send good and bad requests to the gateway and Triton, also with a key whose quota is too small."""
     triton = f"http://127.0.0.1:{observer.server.ports['http']}/v2/models/classify/infer"
     binary, jpeg = {"inference-header-content-length": "0"}, {"content-type": "image/jpeg"}
-    own, poor = ({"authorization": f"Bearer {token}"} for token in (key, limited))
+    authorized, poor = ({"authorization": f"Bearer {token}"} for token in (key, limited))
     images = [{"image": base64.b64encode(photo).decode()} for photo in (PHOTO, DAMAGED)]
     is_over, labels = threading.Event(), itertools.cycle((1, 0))
 
@@ -120,17 +120,17 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
 
     def with_feedback(client: httpx.Client) -> None:
         """Say that the first answer of a client is wrong, that the next is correct, and so on."""
-        answer = predict(client, PHOTO, own).json()
+        answer = predict(client, PHOTO, authorized).json()
         truth = {"request_id": answer["request_id"], "label": answer["predictions"][next(labels)]["label"]}
-        client.post(f"{address}/v1/feedback", json=truth, headers=own)
+        client.post(f"{address}/v1/feedback", json=truth, headers=authorized)
 
     kinds: list[Callable[[httpx.Client], object]] = [
         with_feedback,
-        lambda client: predict(client, DAMAGED, own),
-        lambda client: predict(client, PHOTO, own | {"x-request-timeout-ms": "1"}),
+        lambda client: predict(client, DAMAGED, authorized),
+        lambda client: predict(client, PHOTO, authorized | {"x-request-timeout-ms": "1"}),
         lambda client: predict(client, PHOTO, {}),
         lambda client: predict(client, DAMAGED, poor),
-        lambda client: client.post(f"{address}/v1/classify", json={"images": images}, headers=own),
+        lambda client: client.post(f"{address}/v1/classify", json={"images": images}, headers=authorized),
         lambda client: client.post(triton, content=PHOTO, headers=binary),
         lambda client: client.post(triton, content=b"no image", headers=binary),
     ]

@@ -108,7 +108,7 @@ class Pair:
 
     def kill(self, name: str) -> None:
         served, stack = self._running.pop(name)
-        leader = served.record.pid
+        leader = served.server_info.pid
         stack.close()
         wait_until(lambda: not group_members(leader), "the server's end")
 
@@ -134,11 +134,11 @@ def haproxy() -> str:
 def running(haproxy: str, servers: dict[str, dict[str, int]], folder: Path) -> Iterator[Proxy]:
     ports = dict(zip(("http", "grpc", "stats"), free_ports(3), strict=True))
     environment = {f"NEREID_PROXY_{name.upper()}": f"127.0.0.1:{port}" for name, port in ports.items()}
-    for name, own in servers.items():
+    for name, server_ports in servers.items():
         prefix = f"NEREID_{name.upper()}"
-        environment[f"{prefix}_HTTP"] = f"127.0.0.1:{own['http']}"
-        environment[f"{prefix}_GRPC"] = f"127.0.0.1:{own['grpc']}"
-        environment[f"{prefix}_READY_PORT"] = str(own["health"])
+        environment[f"{prefix}_HTTP"] = f"127.0.0.1:{server_ports['http']}"
+        environment[f"{prefix}_GRPC"] = f"127.0.0.1:{server_ports['grpc']}"
+        environment[f"{prefix}_READY_PORT"] = str(server_ports["health"])
     words, page = [haproxy, "-db", "-f", str(CONFIG)], f"http://127.0.0.1:{ports['stats']}/stats"
     with run_program(words, folder / "haproxy.log", page, env=os.environ | environment):
         yield Proxy(ports)
@@ -188,14 +188,14 @@ def test_servers_limits_and_keys_hold_through_the_proxy(pair, proxy, protocol):
 
 @pytest.mark.nightly(minutes=1)
 def test_every_attack_is_rejected(pair, proxy):
-    before = [pair[name].record.pid for name in SERVERS]
+    before = [pair[name].server_info.pid for name in SERVERS]
     front = Front(proxy.ports["http"], proxy.ports["grpc"], pair.key)
 
     attacks = *HTTP_ATTACKS, *GRPC_ATTACKS
     answered = [attack.name for attack in attacks if attack.send(front) in ("200", "OK")]
 
     assert answered == UNDECODED
-    assert [pair[name].record.pid for name in SERVERS] == before
+    assert [pair[name].server_info.pid for name in SERVERS] == before
 
 
 @pytest.mark.nightly(minutes=1)
@@ -233,7 +233,7 @@ def callers(pair: Pair, proxy: Proxy) -> Iterator[list[int]]:
 def test_deaths_of_a_server_and_its_supervisor_are_not_noticed(pair, proxy):
     """`kill -9` under load: each lost request is sent again, and the server that replaces it is used."""
     with callers(pair, proxy) as attempts:
-        os.kill(pair["a"].record.pid, signal.SIGKILL)
+        os.kill(pair["a"].server_info.pid, signal.SIGKILL)
         wait_until(lambda: not proxy.is_up("a"), "out of rotation")
         # `nereid serve` has started another one, on the same ports.
         proxy.wait_used("a")

@@ -16,13 +16,13 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
 from nereid.backends.routing.reference_file import path_of, read_reference
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.assets import REPOSITORY
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import VariantDrift
 from nereid.insight.drift.monitor import Monitor, Server, Timing
-from nereid.insight.drift.recording import CLASSES_AFTER_S, growth_of
+from nereid.insight.drift.recording import CLASSES_DELAY_S, series_counts
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
 from tests.pictures import save
@@ -117,7 +117,7 @@ class World:
 
     def monitor(self) -> Monitor:
         made = Monitor(
-            self.repository, lambda: Server(self.served.record, self.folder), self.log.append, TIMING
+            self.repository, lambda: Server(self.served.server_info, self.folder), self.log.append, TIMING
         )
         made.poll()
         return made
@@ -136,26 +136,26 @@ class World:
         address = f"127.0.0.1:{self.served.ports['http']}"
         with Classifier(address, "http", ROUTE) as classifier, ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda image: classifier.classify(image, variant=variant, top_k=1), images))
-        for place, count in enumerate(before):
-            wait_until(lambda place=place, count=count: self.counted(variant)[place] >= count + len(images))
+        for index, count in enumerate(before):
+            wait_until(lambda index=index, count=count: self.counted(variant)[index] >= count + len(images))
 
     def counted(self, variant: str) -> tuple[int, int]:
-        page = metrics_page.fetch(f"127.0.0.1:{self.served.ports['metrics']}", 10)
-        grown = growth_of(MetricSamples.parse(page))
+        page = prometheus_text.fetch(f"127.0.0.1:{self.served.ports['metrics']}", 10)
+        counts = series_counts(MetricSamples.parse(page))
         version = variant.removeprefix("v")
-        model = f"classify_{variant}" if self.served.record.profile == "cpu" else "imagenet_preprocess"
+        model = f"classify_{variant}" if self.served.server_info.profile == "cpu" else "imagenet_preprocess"
         names = (
             recording.route_series(ROUTE, variant, version, "confidence"),
             recording.image_series(model, 1, "megapixels"),
         )
-        first, second = (sum(grown.get(name, {}).values()) for name in names)
+        first, second = (sum(counts.get(name, {}).values()) for name in names)
         return first, second
 
     def look_at(self, change: Change, seed: int = 5) -> VariantDrift:
         """Send changed copies of a random sample of the photos; return the comparison of their variant."""
         monitor = self.monitor()
-        places = np.random.default_rng(seed).integers(0, PHOTOS, SENT)
-        self.send([jpeg(change(self.photos[place])) for place in places])
+        indices = np.random.default_rng(seed).integers(0, PHOTOS, SENT)
+        self.send([jpeg(change(self.photos[index])) for index in indices])
         monitor.poll()
         assert monitor.state
         (route,) = monitor.state.routes
@@ -178,7 +178,7 @@ def serving_world(base: Path, profile: str) -> Iterator[World]:
         assert done.returncode == 0, done.stderr
         world.log += done.stderr.splitlines()
         stored = path_of(repository, ROUTE).stat().st_mtime
-        wait_until(lambda: time.time() - stored > CLASSES_AFTER_S)  # the route then counts its classes
+        wait_until(lambda: time.time() - stored > CLASSES_DELAY_S)  # the route then counts its classes
         yield world
 
 
@@ -212,7 +212,7 @@ def test_undisturbed_photos_raise_nothing(world):
 def test_histograms_of_the_page_are_whole(world):
     """Buckets rise up to the count, and all of them exist, as in a histogram of Prometheus."""
     world.look_at(lambda photo: photo)
-    page = MetricSamples.parse(metrics_page.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10))
+    page = MetricSamples.parse(prometheus_text.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10))
     for signal in SIGNALS - {recording.CLASS}:
         name, by = f"nereid_route_{signal}", ("route", "variant", "version", "model_instance")
         if signal in recording.INPUT_SIGNALS:

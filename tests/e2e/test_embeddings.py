@@ -15,7 +15,7 @@ import pytest
 from nereid import Embedder
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.contract import EMBEDDING
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from tests.embedders import DIMS, convolutional, embeddings, small
 from tests.networks import CLIENTS
 from tests.routes import store_adding, wait_until

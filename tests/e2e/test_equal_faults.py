@@ -17,7 +17,7 @@ from nereid.base import contract
 from nereid.base.assets import COFFEE
 from nereid.gateway import key_changes
 from nereid.gateway.admission import MIN_LIMIT
-from nereid.gateway.failures import STATUS
+from nereid.gateway.failures import STATUS_BY_CODE
 from tests.classifiers import Script, error, serving
 from tests.e2e.conftest import url
 from tests.routes import WATCHDOG_S, wait_until
@@ -87,8 +87,8 @@ class Front:
         document, data = sent.tensors()
         message = v2.ModelInferRequest(model_name=sent.model, id=document["id"], raw_input_contents=data)
         _set(message, document)
-        for given, kind in (("inputs", message.inputs), ("outputs", message.outputs)):
-            for entry in document[given]:
+        for key, kind in (("inputs", message.inputs), ("outputs", message.outputs)):
+            for entry in document[key]:
                 fields = {name: entry[name] for name in ("shape", "datatype") if name in entry}
                 _set(kind.add(name=entry["name"], **fields), entry)
         call = self._channel.unary_unary(INFER)
@@ -123,8 +123,8 @@ def check(front: Front, sent: Sent, code: str) -> None:
         wait_until(lambda before=before: front.page()[0] != before, "the count")
         after, new_limit = front.page()
         assert (way, dict(after - before)) == (way, {code: 1})
-        assert status == (GRPC[STATUS[code]] if way == "grpc" else STATUS[code])
-        assert has_retry == (STATUS[code] in (429, 503))
+        assert status == (GRPC[STATUS_BY_CODE[code]] if way == "grpc" else STATUS_BY_CODE[code])
+        assert has_retry == (STATUS_BY_CODE[code] in (429, 503))
         assert (new_limit < limit) == (code == "overloaded" and limit > MIN_LIMIT)
 
 

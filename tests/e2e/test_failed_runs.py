@@ -8,7 +8,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, fragile
-from tests.networks import given, store
+from tests.networks import client_input, store
 from tests.routes import wait_until
 from tests.supervised import Served, serving
 
@@ -26,7 +26,7 @@ def served(tmp_path_factory):
 
 def infer(served: Served, *shape: int) -> np.ndarray:
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-        return client.infer("fragile", [given("grpc", "shape", np.array(shape))]).as_numpy("y")
+        return client.infer("fragile", [client_input("grpc", "shape", np.array(shape))]).as_numpy("y")
 
 
 def outcome(served: Served) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nereid.base.metrics_page import MetricSamples
-from nereid.server.control import Control
+from nereid.base.prometheus_text import MetricSamples
+from nereid.server.model_control import ModelControl
 from tests.routes import document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_eyes
 
@@ -50,7 +50,7 @@ def test_no_request_is_lost_with_the_default(served, number):
     before = counted(served, "spare")
     with calling(served, "look", CALLERS) as calls:
         wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
-        newest = max(served.stubs("eyes"), key=lambda stub: stub.process.started)
+        newest = max(served.stubs("eyes"), key=lambda stub: stub.process.start_ticks)
         os.kill(newest.process.pid, number)
         wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
         wait_until(served.is_ready, "ready again")
@@ -64,16 +64,16 @@ def test_no_request_is_lost_with_the_default(served, number):
 
 @pytest.mark.slow
 def test_answer_is_sent_while_no_variant_is_there(served):
-    control, before = Control(served.record), counted(served, "spare")
+    model_control, before = ModelControl(served.server_info), counted(served, "spare")
     answered = counted(served, "answer")
     with calling(served, "look", CALLERS) as calls:
         wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
-        control.unload("eyes")
+        model_control.unload("eyes")
         wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
-        control.unload("spare")
+        model_control.unload("spare")
         wait_until(lambda: counted(served, "answer") > answered + 50, "configured answers")
-        control.load("spare")
-        control.load("eyes")
+        model_control.load("spare")
+        model_control.load("eyes")
         wait_until(served.is_ready, "ready again")
         back = time.monotonic()
         wait_until(lambda: DEFAULT in calls.since(back), "responses of the default again")

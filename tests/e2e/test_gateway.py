@@ -30,9 +30,9 @@ import sys, uvicorn
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.settings import KEEP_ALIVE_S
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from tests.gateways import RING, Control, Source
-settings = Settings(url=sys.argv[1], max_in_flight={int(INITIAL_LIMIT)})
+settings = GatewaySettings(url=sys.argv[1], max_in_flight={int(INITIAL_LIMIT)})
 app = create_app(create_gateway(settings, RING, Source(Control(), "classify_v2")))
 options = dict(http=BoundedProtocol, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S)
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from loadtest.attack.costly import COSTLY
 from nereid.base.assets import COFFEE, PARCEL_LABEL
 from nereid.cli.main import app
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import url
 from tests.readers import crowded_page
@@ -32,7 +32,7 @@ from tests.supervised import gateway
 from tests.tables import cases, rows
 
 WATCHDOG_S = 60
-BURST = Settings().burst
+BURST = GatewaySettings().burst
 # More than the 5 s of uvicorn.
 UNUSED_S = 6.5
 

@@ -30,7 +30,7 @@ from nereid.tasks.classify.client import Classifier
 from tests.classifiers import check_bytes_are_sent, opened
 from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO
-from tests.networks import CLIENTS, Arrays, arrays_of, assert_same, given
+from tests.networks import CLIENTS, Arrays, arrays_of, assert_same, client_input
 from tests.pictures import encode
 from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, wait_until
@@ -55,7 +55,7 @@ class Guarded:
 
     @property
     def pid(self) -> int:
-        return self.served.record.pid
+        return self.served.server_info.pid
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +74,16 @@ def protocol(request):
 
 
 def infer(url: str, protocol: str, model: str, tensor, outputs=(), **options) -> Arrays:
-    wanted = [CLIENTS[protocol].InferRequestedOutput(*output) for output in outputs] or None
+    requested = [CLIENTS[protocol].InferRequestedOutput(*output) for output in outputs] or None
     with CLIENTS[protocol].InferenceServerClient(url) as client:
-        arrays = arrays_of(client.infer(model, [tensor], outputs=wanted, **options))
+        arrays = arrays_of(client.infer(model, [tensor], outputs=requested, **options))
     # JSON has texts instead of bytes.
     as_bytes = np.vectorize(lambda text: text.encode() if isinstance(text, str) else text, "O")
     return {name: as_bytes(array) if array.dtype == object else array for name, array in arrays.items()}
 
 
 def test_triton_has_no_port(guarded):
-    folder = Path(guarded.served.record.sockets)
+    folder = Path(guarded.served.server_info.sockets)
 
     assert not any(is_listening(guarded.pid, port) for port in guarded.served.ports.values())
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -93,7 +93,7 @@ def test_triton_has_no_port(guarded):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_other_users_do_not_reach_triton(guarded):
     code = "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-    path = unix_path(guarded.served.record.url("http"))
+    path = unix_path(guarded.served.server_info.url("http"))
 
     done = captured([sys.executable, "-c", code, path], timeout=WATCHDOG_S)
 
@@ -129,9 +129,9 @@ def test_answers_are_tritons_own(guarded, protocol, outputs, photos):
         outputs = [(name, *rest[1:]) for name, *rest in outputs]
     options = {"outputs": outputs, "headers": {"x-variant": "v2"}}
     direct = [(name, *rest[1:]) for name, *rest in outputs] if protocol == "http" else outputs
-    own, images = guarded.served.record.url("grpc"), [photo.read_bytes() for photo in photos]
+    url, images = guarded.served.server_info.url("grpc"), [photo.read_bytes() for photo in photos]
 
-    expected = infer(own, "grpc", "classify", image_input("grpc", *images), **options | {"outputs": direct})
+    expected = infer(url, "grpc", "classify", image_input("grpc", *images), **options | {"outputs": direct})
 
     tensor = image_input(protocol, *images)
     assert_same(infer(guarded.url(protocol), protocol, "classify", tensor, **options), expected)
@@ -143,9 +143,9 @@ def test_numbers_pass_in_every_form(guarded, encoding, is_binary):
     values = np.random.default_rng(7).normal(size=(1, 3, 224, 224)).astype(np.float32)
     tensor = tritonclient.http.InferInput("input", list(values.shape), "FP32")
     tensor.set_data_from_numpy(values, binary_data=is_binary)
-    own = given("grpc", "input", values)
+    direct_input = client_input("grpc", "input", values)
 
-    expected = infer(guarded.served.record.url("grpc"), "grpc", NETWORK, own, model_version="1")
+    expected = infer(guarded.served.server_info.url("grpc"), "grpc", NETWORK, direct_input, model_version="1")
 
     options = {"model_version": "1", "request_compression_algorithm": encoding}
     assert_same(infer(guarded.url("http"), "http", NETWORK, tensor, **options), expected)

@@ -245,8 +245,8 @@ def test_wrong_usage_is_an_error(words, passage, target):
 
 
 def test_failure_of_pip_leaves_nothing(wheels, target, tmp_path):
-    own, _, pip = wheels
-    bundle = write_bundle(tmp_path / "bundle", [own, pip])
+    own_wheel, _, pip = wheels
+    bundle = write_bundle(tmp_path / "bundle", [own_wheel, pip])
 
     expect_error(install(target, *bundle.parts), target, "leaf", "error: pip failed")
 

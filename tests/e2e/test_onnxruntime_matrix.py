@@ -14,8 +14,8 @@ import pytest
 import tritonclient.grpc
 from onnx import helper
 
-from nereid.base import metrics_page
-from nereid.base.metrics_page import MetricSamples
+from nereid.base import prometheus_text
+from nereid.base.prometheus_text import MetricSamples
 from nereid.vision.inference import shared_weights
 from tests.e2e.conftest import group_members, url
 from tests.networks import (
@@ -206,7 +206,7 @@ def executions(server, model: str) -> int:
 
 
 def metric(server, name: str, **labels: str) -> float:
-    return MetricSamples.parse(metrics_page.fetch(url(server, "metrics"), LAG_S)).total(name, labels)
+    return MetricSamples.parse(prometheus_text.fetch(url(server, "metrics"), LAG_S)).total(name, labels)
 
 
 def await_metric(server, name: str, expected: float, **labels: str) -> None:
@@ -268,18 +268,18 @@ def test_all_instances_map_the_same_file(server):
     """Instances that start together write one file and map it; a later load does not write it again."""
     rng = np.random.default_rng(1)
     requests = [{"x": rng.standard_normal((rows, 64)).astype(np.float32)} for rows in (1, 2, 8, 3) * 4]
-    place = shared_weights.folder_of(server.options.repository / "shared", 1)
+    weights_folder = shared_weights.folder_of(server.options.repository / "shared", 1)
 
     answers = infer_together(server, "shared", requests)
 
     for inputs, answer in zip(requests, answers, strict=True):
         assert_same(answer, plain_run(server, "shared", inputs))
     maps = [Path(f"/proc/{pid}/maps").read_text().splitlines() for pid in group_members(server.pid)]
-    names = [{line.split()[-1] for line in lines if str(place) in line} for lines in maps]
+    names = [{line.split()[-1] for line in lines if str(weights_folder) in line} for lines in maps]
     mapped = [files for files in names if files]
     assert len(mapped) == INSTANCES
     assert len(set.union(*mapped)) == 1
-    (file,) = place.glob("*/*.bin")
+    (file,) = weights_folder.glob("*/*.bin")
     written = file.stat().st_ctime_ns
     with connect(server) as client:
         client.unload_model("shared")

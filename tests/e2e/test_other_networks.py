@@ -21,7 +21,7 @@ from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from tests.networks import Arrays, connect, infer, run, serve
-from tests.publishing import record_of
+from tests.publishing import server_info_of
 from tests.routes import serve_routes
 
 pytestmark = pytest.mark.nightly(minutes=5)
@@ -54,16 +54,16 @@ def files(tmp_path_factory) -> dict[str, Path]:
 def accepted(path: Path) -> tuple[Arrays, Arrays]:
     rng, failures = np.random.default_rng(0), []
     for sides in SIDES:
-        given = {}
-        for place, node in enumerate(onnxruntime.InferenceSession(path).get_inputs()):
-            free = cycle((1,) if place else sides)
+        inputs = {}
+        for index, node in enumerate(onnxruntime.InferenceSession(path).get_inputs()):
+            free = cycle((1,) if index else sides)
             shape = [
                 dim if isinstance(dim, int) else next(free) if at else 1 for at, dim in enumerate(node.shape)
             ]
             drawn = rng.standard_normal(shape) if shape else np.full(shape, SAMPLE_RATE)
-            given[node.name] = drawn.astype(DTYPES[node.type])
+            inputs[node.name] = drawn.astype(DTYPES[node.type])
         try:
-            return given, run(path, given)
+            return inputs, run(path, inputs)
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
             failures.append(str(error))
     raise AssertionError(failures)
@@ -74,15 +74,15 @@ def test_answers_are_those_of_onnx_runtime(files, tmp_path):
     (repository := tmp_path / "models").mkdir()
     with serve(repository, tmp_path / "run") as server, connect(server) as client:
         for name, path in files.items():
-            given, expected = accepted(path)
+            inputs, expected = accepted(path)
             (folder := repository / name / "1").mkdir(parents=True)
             for file in path.parent.glob(f"{path.name}*"):  # the weights may be next to it
                 shutil.copy(file, folder / ("model.onnx" if file == path else file.name))
             client.load_model(name)
             for tensor in client.get_model_metadata(name).inputs:  # which have no scalars
-                array = given[tensor.name]
-                given[tensor.name] = array.reshape(array.shape + (1,) * (len(tensor.shape) - array.ndim))
-            outputs = infer(server, name, given)
+                array = inputs[tensor.name]
+                inputs[tensor.name] = array.reshape(array.shape + (1,) * (len(tensor.shape) - array.ndim))
+            outputs = infer(server, name, inputs)
             client.unload_model(name)
             for key, right in expected.items():
                 near = 1e-6 * np.abs(right).max(initial=1)
@@ -106,7 +106,7 @@ PHOTO = Image.open(CHELSEA).convert("RGB")
 def site(tmp_path_factory):
     (repository := tmp_path_factory.mktemp("added") / "models").mkdir()
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
-        yield repository, running.server, record_of(running.server)
+        yield repository, running.server, server_info_of(running.server)
 
 
 def with_random_weights(source: Path, target: Path) -> Path:
@@ -123,7 +123,7 @@ def with_random_weights(source: Path, target: Path) -> Path:
     return target
 
 
-def added(repository, path, record, **chosen):
+def added(repository, path, server_info, **chosen):
     """Add a network as `own`, with the options that one error after the other names."""
     output = onnx.load(path, load_external_data=False).graph.output[0].name
     preset, proposals = {"parameters": {"preset": "imagenet"}}, []
@@ -131,7 +131,7 @@ def added(repository, path, record, **chosen):
     while not proposals:
         request = AddRequest(path, "own", profiles=("cpu",), is_replacing=True, **chosen)
         try:
-            add(repository, request, record, confirm=lambda proposal: not proposals.append(proposal))
+            add(repository, request, server_info, confirm=lambda proposal: not proposals.append(proposal))
         except WrongUsage as error:
             if not (named := [flag for flag in advice if re.search(rf"{flag}\b", str(error))]):
                 raise
@@ -142,35 +142,35 @@ def added(repository, path, record, **chosen):
 def computed(path: Path, repository: Path) -> np.ndarray:
     """Run a file with plain ONNX Runtime on the photo, prepared by Pillow as the config of `own` says."""
     config = read_pbtxt(repository / "own_preprocess" / "config.pbtxt")
-    given = {key: value["string_value"] for key, value in config["parameters"].items()}
-    given = (IMAGENET if "preset" in given else {}) | given
-    is_channels_last = given.get("layout") == "NHWC"
+    parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+    parameters = (IMAGENET if "preset" in parameters else {}) | parameters
+    is_channels_last = parameters.get("layout") == "NHWC"
     height, width, _ = np.roll(
         [int(dim) for dim in config["output"][0]["dims"]], 0 if is_channels_last else -1
     )
     size, sides = np.array(PHOTO.size), np.array([width, height])
-    if given.get("resize") == "letterbox":
+    if parameters.get("resize") == "letterbox":
         size = np.rint(size * min(sides / size)).astype(int)
         corner = (sides - size) // 2
     else:
-        size = int(given["resize_shorter_px"]) * size // size.min()
+        size = int(parameters["resize_shorter_px"]) * size // size.min()
         corner = -np.rint((size - sides) / 2).astype(int)
     image = Image.new("RGB", sides.tolist(), (114, 114, 114))
     image.paste(PHOTO.resize(size.tolist(), Image.Resampling.BILINEAR), tuple(corner.tolist()))
-    numbers = (given.get("mean", "0"), given.get("std", "1"))
+    numbers = (parameters.get("mean", "0"), parameters.get("std", "1"))
     mean, std = (np.array(text.split(","), np.float64) for text in numbers)
-    array = ((np.asarray(image) - mean) / std * float(given.get("scale", 1))).astype(np.float32)[None]
+    array = ((np.asarray(image) - mean) / std * float(parameters.get("scale", 1))).astype(np.float32)[None]
     (name,) = [node.name for node in onnxruntime.InferenceSession(path).get_inputs()]
     return next(iter(run(path, {name: array if is_channels_last else array.transpose(0, 3, 1, 2)}).values()))
 
 
 @pytest.mark.parametrize("name", ZOO + CLASSIFIERS)
 def test_added_classifier_has_the_scores_of_its_file(site, files, tmp_path, name):
-    repository, _, record = site
+    repository, _, server_info = site
     path = with_random_weights(files[name], tmp_path / "network.onnx") if name in ZOO else files[name]
 
-    proposal = added(repository, path, record)
-    with Classifier(record.url("grpc"), model="own") as client:
+    proposal = added(repository, path, server_info)
+    with Classifier(server_info.url("grpc"), model="own") as client:
         scores = client.scores(PHOTO)
 
     expected = computed(path, repository).ravel()
@@ -183,10 +183,10 @@ def test_added_classifier_has_the_scores_of_its_file(site, files, tmp_path, name
 
 
 def test_added_detector_finds_the_objects_of_its_file(site, files):
-    repository, _, record = site
+    repository, _, server_info = site
 
-    added(repository, files["320n"], record, post_processing={"score_threshold": "0.01"})
-    with Detector(record.url("grpc"), model="own") as client:
+    added(repository, files["320n"], server_info, post_processing={"score_threshold": "0.01"})
+    with Detector(server_info.url("grpc"), model="own") as client:
         objects = client.detect(PHOTO).objects
 
     (rows,) = computed(files["320n"], repository)
@@ -195,16 +195,16 @@ def test_added_detector_finds_the_objects_of_its_file(site, files):
     corners = [rows[:2].T + sign * rows[2:4].T / 2 - (320 - resized) // 2 for sign in (-1, 1)]
     boxes = np.concatenate([(corner * size / resized).clip(0, size) for corner in corners], axis=1)
     assert objects[0].score == pytest.approx(best.max(), abs=1e-4)
-    for thing in objects:
-        assert np.abs(boxes[np.abs(best - thing.score) < 1e-4] - thing.box).max(axis=1).min() < 0.05, thing
+    for found in objects:
+        assert np.abs(boxes[np.abs(best - found.score) < 1e-4] - found.box).max(axis=1).min() < 0.05, found
 
 
 def test_added_recogniser_has_the_best_characters_of_its_file(site, files):
-    (repository, server, record), path = site, files["ch_PP-OCRv4_rec_infer"]
+    (repository, server, server_info), path = site, files["ch_PP-OCRv4_rec_infer"]
     line = np.asarray(Image.open(PARCEL_LABEL).convert("RGB").resize((320, 48)), np.float32)
     array = ((line / 255 - 0.5) / 0.5).transpose(2, 0, 1)[None]
 
-    added(repository, path, record)
+    added(repository, path, server_info)
     outputs = infer(server, "own_network", {"x": array})
 
     (expected,) = run(path, {"x": array}).values()

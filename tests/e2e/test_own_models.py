@@ -17,7 +17,7 @@ import pytest
 
 from nereid import Detection, Detector, Embedder, Reader, Reading
 from nereid.base.assets import COFFEE
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from tests.detectors import CLASSES, KNOWN, TestDetector, moved
 from tests.embedders import UNIT, convolutional, embeddings, small
 from tests.labels import LABEL, WORDS
@@ -65,12 +65,12 @@ def words_of(found: Any) -> list[str]:
         case Reading():
             return [line.text for line in found.lines]
         case Detection():
-            return [thing.label for thing in found.objects]
+            return [detected.label for detected in found.objects]
     return largest(found.vector)
 
 
 def largest(vector: np.ndarray) -> list[str]:
-    return [str(place) for place in np.argsort(vector)[-3:]]
+    return [str(index) for index in np.argsort(vector)[-3:]]
 
 
 def store_detectors(folder: Path) -> Own:
@@ -116,18 +116,18 @@ def store_embedders(folder: Path) -> Own:
 
 
 @contextmanager
-def calling(served: Served, own: Own) -> Iterator[Counter[str]]:
+def calling(served: Served, model: Own) -> Iterator[Counter[str]]:
     """Send requests over both protocols all the time; none may fail. Gives the number of each variant."""
     variants, failures, is_over = Counter[str](), list[str](), threading.Event()
 
     def call(protocol: str) -> None:
         while not is_over.wait(0.1):  # otherwise the publications have no core
             try:
-                variant, words = own.ask(f"127.0.0.1:{served.ports[protocol]}", protocol)
+                variant, words = model.ask(f"127.0.0.1:{served.ports[protocol]}", protocol)
             except Exception as error:  # reported at the end
                 failures.append(repr(error))
                 continue
-            if words != own.words:
+            if words != model.words:
                 failures.append(f"{variant}: {words}")
             variants[variant] += 1
 
@@ -154,7 +154,7 @@ def served(request, tmp_path_factory) -> Iterator[Served]:
     ids=["detector", "recogniser", "embedder"],
 )
 def test_life_of_a_model(served, tmp_path, store):
-    server, own, repository = served, store(tmp_path), served.repository
+    server, model, repository = served, store(tmp_path), served.repository
     address = f"127.0.0.1:{server.ports['grpc']}"
 
     def nereid(*line: str) -> str:
@@ -163,45 +163,45 @@ def test_life_of_a_model(served, tmp_path, store):
         return done.stdout + done.stderr
 
     def document() -> dict[str, Any]:
-        return dict(json.loads((repository / f"{own.name}.route.json").read_text()))
+        return dict(json.loads((repository / f"{model.name}.route.json").read_text()))
 
     def set_route(**changes: Any) -> None:
         (tmp_path / "route.json").write_text(json.dumps(document() | changes))
-        nereid("route", "set", "--file", str(tmp_path / "route.json"), "--model", own.name)
+        nereid("route", "set", "--file", str(tmp_path / "route.json"), "--model", model.name)
 
     def agreed() -> float:
-        labels = {"route": own.name, "outcome": "agreed"}
+        labels = {"route": model.name, "outcome": "agreed"}
         return MetricSamples.parse(server.triton_page()).total("nereid_route_shadow_requests_total", labels)
 
-    nereid("add", str(own.first), "--name", own.name, "--task", own.task, "--yes", *own.more)
-    assert own.ask(address) == ("v1", own.words)
-    with calling(server, own) as variants:
+    nereid("add", str(model.first), "--name", model.name, "--task", model.task, "--yes", *model.more)
+    assert model.ask(address) == ("v1", model.words)
+    with calling(server, model) as variants:
         # The machine that tests is busy, and this test is not about latency.
         gates = "--accept-change", "--max-slowdown", "1000"
-        nereid("publish", own.name, str(own.second), *gates)
-        (model,) = (variant["model"] for variant in document()["variants"] if variant["name"] == "v2")
-        shadow = {"name": "next", "model": model, "version": 1, "percent": 100}
+        nereid("publish", model.name, str(model.second), *gates)
+        (candidate,) = (variant["model"] for variant in document()["variants"] if variant["name"] == "v2")
+        shadow = {"name": "next", "model": candidate, "version": 1, "percent": 100}
         set_route(shadows=[shadow], shadow_max_in_flight=16)
         wait_until(lambda: agreed() >= 3, "a shadow that agrees")
         set_route(shadows=[])
-        nereid("route", "set", "v1=50", "v2=50", "--model", own.name)
+        nereid("route", "set", "v1=50", "v2=50", "--model", model.name)
         wait_until(lambda: variants["v2"] >= 3, "answers of the second version")
-        assert own.ask(address, variant="v2") == ("v2", own.words)
-        nereid("rollback", own.name)
+        assert model.ask(address, variant="v2") == ("v2", model.words)
+        nereid("rollback", model.name)
         after, old = variants["v2"], variants["v1"]
         wait_until(lambda: variants["v1"] >= old + 5, "answers after the rollback")
         assert variants["v2"] <= after + 2
-        nereid("retire", own.name, "2")
+        nereid("retire", model.name, "2")
         (drop := tmp_path / "drop").mkdir()
         with watching(drop, server.environment, *gates) as watch:
-            shutil.copy(own.third, drop / f"{own.name}@next.onnx")
-            watch.wait(f"{own.name}@next.onnx: published as version 3 of ")
-    dropped = own.ask(address, variant="v3")
-    shown = json.loads(nereid("versions", own.name, "--json"))
-    nereid("retire", own.name, "3")
-    removed = nereid("remove", own.name, "--yes")
+            shutil.copy(model.third, drop / f"{model.name}@next.onnx")
+            watch.wait(f"{model.name}@next.onnx: published as version 3 of ")
+    dropped = model.ask(address, variant="v3")
+    shown = json.loads(nereid("versions", model.name, "--json"))
+    nereid("retire", model.name, "3")
+    removed = nereid("remove", model.name, "--yes")
 
-    assert dropped == ("v3", own.last_words)
+    assert dropped == ("v3", model.last_words)
     assert sorted(version["version"] for version in shown["versions"]) == [1, 3]
-    assert [part for part in PARTS[own.task] if f"{part}: removed" not in removed] == []
-    assert [path.name for path in repository.iterdir() if path.is_dir() and own.name in path.name] == []
+    assert [part for part in PARTS[model.task] if f"{part}: removed" not in removed] == []
+    assert [path.name for path in repository.iterdir() if path.is_dir() and model.name in path.name] == []

@@ -24,13 +24,13 @@ from nereid.client.classifier_errors import Unreachable
 from nereid.gateway import keys
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.keys import KeyRing
-from nereid.gateway.settings import Settings
-from nereid.models.rollout import orders, service
+from nereid.gateway.settings import GatewaySettings
+from nereid.models.rollout import commands, service
 from nereid.models.routes.location import find_route
 from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests.commands import captured
 from tests.detectors import CLASSES, KNOWN, SIDE, add_detector
 from tests.e2e.conftest import url
@@ -98,8 +98,8 @@ def gateways(tmp_path_factory):
     secrets = store_keys(key_file)
     options = TritonOptions(repository, "cpu", ports=Ports(*free_ports(3)))
     with EmbeddedServer(options, base, os.environ) as server, ExitStack() as stack:
-        record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
-        settings = Settings(url=url(server, "http"))
+        server_info = ServerInfo(server.pid, options.host, options.ports, str(repository), "cpu", "")
+        settings = GatewaySettings(url=url(server, "http"))
 
         def gateway(models, settings=settings, ring=None) -> Gateway:
             app = create_app(create_gateway(settings, ring or KeyRing(), models))
@@ -108,7 +108,7 @@ def gateways(tmp_path_factory):
 
         def models(*names: str, folder=repository) -> RepositoryModels:
             kind = Listed if names else RepositoryModels
-            return kind(folder, lambda: record, names)
+            return kind(folder, lambda: server_info, names)
 
         yield {
             "keyed": gateway(models("classify"), replace(settings, keys_needed=True), KeyRing(key_file)),
@@ -453,7 +453,7 @@ def test_rollout_is_started_paused_and_aborted(visit, gateways):
     # This controller finds no server, so it waits.
     run = partial(service.run, repository, lambda: None, log=print)
     with in_background("rollouts", run, WATCHDOG_S):
-        assert orders.wait_controlled(find_route(repository, "classify"))
+        assert commands.wait_controlled(find_route(repository, "classify"))
         page.get_by_role("button", name="Start a rollout of v2").click()
         sync_api.expect(text).to_contain_text("step 1 %: waiting: see nereid rollout status")
         page.get_by_role("button", name="Pause").click()
@@ -620,7 +620,7 @@ def test_lines_are_shown_with_their_boxes(visit, image):
     read_label(page, image)
 
     items = page.locator(".found li")
-    assert [items.nth(place).locator("span").first.inner_text() for place in range(3)] == WORDS
+    assert [items.nth(index).locator("span").first.inner_text() for index in range(3)] == WORDS
     sync_api.expect(page.locator(".boxes polygon")).to_have_count(3)
     picture = page.locator(".boxes img").bounding_box()
     assert picture["width"] / picture["height"] == pytest.approx(900 / 500, rel=0.01)

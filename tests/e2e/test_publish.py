@@ -16,8 +16,8 @@ from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, Superseded, change, propose_weights
 from nereid.models.routes.location import find_route
-from nereid.repository.layout import versions_there
-from nereid.server.run_dir import ServerRecord
+from nereid.repository.repository_index import versions_there
+from nereid.server.run_dir import ServerInfo
 from tests.e2e.conftest import group_members
 from tests.proof import IS_PROOF
 from tests.publishing import (
@@ -28,7 +28,7 @@ from tests.publishing import (
     candidate,
     contents,
     publish_number,
-    record_of,
+    server_info_of,
     store_published,
 )
 from tests.routes import ALL_VERSIONS, Load, RouteResponse, X, answered_by, serve_routes, wait_until
@@ -55,8 +55,8 @@ def served(request, tmp_path_factory):
 
 
 @pytest.fixture
-def record(served):
-    return record_of(served.server)
+def server_info(served):
+    return server_info_of(served.server)
 
 
 def policies(repository) -> set[str]:
@@ -64,17 +64,17 @@ def policies(repository) -> set[str]:
     return {file.read_text().splitlines(keepends=True)[-1] for file in files}
 
 
-def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
+def test_version_is_published_rolled_back_and_retired(served, server_info, tmp_path):
     """Callers see each step, and the end is like the beginning; with `all` no other version is reloaded."""
     before, stubs = contents(served.repository), served.stubs(NET)
 
-    done = publish_number(served.repository, tmp_path, record, 2, share=0.75)
+    done = publish_number(served.repository, tmp_path, server_info, 2, share=0.75)
 
     assert (done.model, done.version, done.pinned) == (NET, 2, ("net_v2",))
     response = served.send(ROUTE, headers={"x-variant": "v2"})
     assert (response.added, response.origin) == (2, ("v2", "2", "variant"))
     assert policies(served.repository) <= {ALL_VERSIONS, ONLY_FIRST.replace("1", "1, 2")}
-    name, states = versions(served.repository, ROUTE, record)
+    name, states = versions(served.repository, ROUTE, server_info)
     assert name == NET
     assert [(state.version, state.state, state.shares) for state in states] == [
         (2, "ready", {ROUTE: 0.75}),
@@ -84,12 +84,12 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     assert sums.returncode == 0
 
     with pytest.raises(WrongUsage, match=r"variant 'v2' of route 'r': expected weight 0, got 300"):
-        retire(served.repository, NET, 2, record)
-    rollback(served.repository, NET, record)
+        retire(served.repository, NET, 2, server_info)
+    rollback(served.repository, NET, server_info)
     assert {served.send(ROUTE).origin[0] for _ in range(20)} == {"v1"}
     assert served.send(ROUTE, headers={"x-variant": "v2"}).added == 2
 
-    retire(served.repository, NET, 2, record)
+    retire(served.repository, NET, 2, server_info)
 
     assert served.refusal(ROUTE, headers={"x-variant": "v2"})[1].startswith(
         "invalid request: unknown x-variant"
@@ -102,7 +102,7 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     assert changed == {f"{route}.json", f"{route}.history.jsonl"}
 
 
-def test_version_that_the_server_cannot_load_is_undone(served, record, tmp_path):
+def test_version_that_the_server_cannot_load_is_undone(served, server_info, tmp_path):
     before = contents(served.repository)
 
     def damage(line: str) -> None:
@@ -112,7 +112,7 @@ def test_version_that_the_server_cannot_load_is_undone(served, record, tmp_path)
 
     known = set((served.repository / NET).glob("*/model.onnx"))
     with pytest.raises(OperationFailed, match=r"failed and was undone: .*onnx runtime error"):
-        publish(served.repository, NET, candidate(tmp_path, 9), record, OTHER_ANSWERS, report=damage)
+        publish(served.repository, NET, candidate(tmp_path, 9), server_info, OTHER_ANSWERS, report=damage)
 
     assert contents(served.repository) == before
     assert (served.send(ROUTE).scores == X + 1).all()
@@ -135,16 +135,16 @@ def wrong(load: Load, added: dict[int, int]) -> list[RouteResponse | Exception]:
 
 @once
 @pytest.mark.slow
-def test_publishing_and_rolling_back_under_load_loses_nothing(served, record, tmp_path):
+def test_publishing_and_rolling_back_under_load_loses_nothing(served, server_info, tmp_path):
     repository, memory, added = served.repository, [], {1: 1}
 
-    with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):
+    with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, server_info):
         for number in range(20, CYCLES + 20):
-            done = publish_number(repository, tmp_path, record, number, share=0.5)
+            done = publish_number(repository, tmp_path, server_info, number, share=0.5)
             added[done.version] = number
             load.wait_for(answered_by(f"v{done.version}"))
-            rollback(repository, NET, record)
-            retire(repository, NET, done.version, record)
+            rollback(repository, NET, server_info)
+            retire(repository, NET, done.version, server_info)
             memory.append(memory_bytes(served.server.pid))
 
     assert wrong(load, added) == []
@@ -154,14 +154,16 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, record, tm
 
 
 @contextmanager
-def fidgeting(repository: Path, record: ServerRecord) -> Iterator[None]:
+def fidgeting(repository: Path, server_info: ServerInfo) -> Iterator[None]:
     """Change the weight of variant `v1` continually, as another operator might."""
     is_over = threading.Event()
 
     def change_on() -> None:
         for weight in itertools.cycle((100, 101)):
             with suppress(Superseded):  # by the publisher
-                change(find_route(repository, ROUTE), propose_weights({"v1": weight}), RunningServer(record))
+                change(
+                    find_route(repository, ROUTE), propose_weights({"v1": weight}), RunningServer(server_info)
+                )
             if is_over.wait(0.2):
                 return
 

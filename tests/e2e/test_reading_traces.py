@@ -45,7 +45,7 @@ def test_networks_of_a_reader_are_in_its_trace(tmp_path):
     networks = [span for span in spans if span.name in NETWORKS]
     assert {span.parent for span in networks} == {reader.span}
     assert all(reader.begin_ns <= span.begin_ns <= span.end_ns <= reader.end_ns for span in networks)
-    assert all(span.about["nereid.queue_ms"] >= 0 for span in networks)
+    assert all(span.attributes["nereid.queue_ms"] >= 0 for span in networks)
     assert Counter(span.name for span in spans)["network"] == len(networks)
     assert line["name"] == "route read_text"
     assert {*STAGES} <= {*line["stages_ms"]}

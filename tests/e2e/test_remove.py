@@ -12,9 +12,9 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.files import state_folder
 from nereid.models.publish.add import AddProposal, AddRequest, add
 from nereid.models.publish.remove import reload, remove
-from nereid.server.control import Control
+from nereid.server.model_control import ModelControl
 from tests.pictures import save
-from tests.publishing import contents, record_of, store_published
+from tests.publishing import contents, server_info_of, store_published
 from tests.routes import serve_routes, wait_until
 from tests.user_networks import UserNetwork
 
@@ -28,7 +28,7 @@ def site(tmp_path_factory):
     repository = tmp_path_factory.mktemp("site") / "models"
     store_published(repository)
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
-        yield repository, record_of(running.server)
+        yield repository, server_info_of(running.server)
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def file(tmp_path):
 
 
 def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
-    repository, record = site
-    add(repository, AddRequest(file, "gone", SCALE, profiles=("cpu",)), record)
+    repository, server_info = site
+    add(repository, AddRequest(file, "gone", SCALE, profiles=("cpu",)), server_info)
     outcomes, is_over = [], threading.Event()
 
     def send() -> None:
-        with Classifier(record.url("grpc"), model="gone") as classifier:
+        with Classifier(server_info.url("grpc"), model="gone") as classifier:
             while not is_over.is_set():
                 try:
                     outcomes.append(classifier.classify(PHOTO).labels[0].index)
@@ -54,7 +54,7 @@ def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
     for thread in threads:
         thread.start()
     wait_until(lambda: len(outcomes) > 50)
-    remove(repository, "gone", record)
+    remove(repository, "gone", server_info)
     wait_until(lambda: isinstance(outcomes[-1], str))
     is_over.set()
     for thread in threads:
@@ -63,29 +63,29 @@ def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
     answers = [outcome for outcome in outcomes if isinstance(outcome, int)]
     assert len(set(answers)) == 1
     assert isinstance(outcomes[0], int)
-    assert not [name for name in Control(record).ready_versions() if name.startswith("gone")]
+    assert not [name for name in ModelControl(server_info).ready_versions() if name.startswith("gone")]
 
 
 def test_model_whose_folder_was_deleted_by_hand(site, file, tmp_path):
-    repository, record = site
-    add(repository, AddRequest(file, "lost", SCALE, profiles=("cpu",)), record)
+    repository, server_info = site
+    add(repository, AddRequest(file, "lost", SCALE, profiles=("cpu",)), server_info)
     for name in ("lost", "lost_v1"):
         shutil.rmtree(repository / name)
 
-    assert Control(record).config("lost").name == "lost"
+    assert ModelControl(server_info).config("lost").name == "lost"
 
-    assert remove(repository, "lost", record) == ("lost",)
+    assert remove(repository, "lost", server_info) == ("lost",)
 
-    with Classifier(record.url("grpc"), model="lost") as classifier, pytest.raises(ClassifierError):
+    with Classifier(server_info.url("grpc"), model="lost") as classifier, pytest.raises(ClassifierError):
         classifier.classify(PHOTO)
 
 
 def test_refused_replacement_leaves_the_old_model(site, file, tmp_path):
-    repository, record = site
-    add(repository, AddRequest(file, "kept", SCALE, profiles=("cpu",)), record)
-    with Classifier(record.url("grpc"), model="kept") as classifier:
+    repository, server_info = site
+    add(repository, AddRequest(file, "kept", SCALE, profiles=("cpu",)), server_info)
+    with Classifier(server_info.url("grpc"), model="kept") as classifier:
         expected, before = classifier.classify(PHOTO), contents(repository)
-        loaded = Control(record).ready_versions()
+        loaded = ModelControl(server_info).ready_versions()
         onnx.save(UserNetwork(weights=2).build(), tmp_path / "other.onnx")
         other = AddRequest(tmp_path / "other.onnx", "kept", SCALE, profiles=("cpu",), is_replacing=True)
 
@@ -96,28 +96,28 @@ def test_refused_replacement_leaves_the_old_model(site, file, tmp_path):
             return True
 
         with pytest.raises(OperationFailed, match=r"was undone: .*nobody"):
-            add(repository, other, record, confirm=damage)
+            add(repository, other, server_info, confirm=damage)
 
         assert contents(repository) == before
-        assert Control(record).ready_versions() == loaded
+        assert ModelControl(server_info).ready_versions() == loaded
         assert classifier.classify(PHOTO).labels == expected.labels
 
 
 def test_edited_config_is_taken_after_a_reload(site, file, tmp_path):
-    repository, record = site
-    add(repository, AddRequest(file, "edited", SCALE, profiles=("cpu",)), record)
+    repository, server_info = site
+    add(repository, AddRequest(file, "edited", SCALE, profiles=("cpu",)), server_info)
     config = repository / "edited_v1" / "configs" / "cpu.pbtxt"
     good = config.read_text()
 
     config.write_text(good.replace("max_batch_size: 8", "max_batch_size: 4"))
-    reload(repository, "edited_v1", record)
-    assert Control(record).config("edited_v1").max_batch_size == 4
+    reload(repository, "edited_v1", server_info)
+    assert ModelControl(server_info).config("edited_v1").max_batch_size == 4
 
     config.write_text(good.replace('"edited_network"', '"nobody"'))
     with pytest.raises(OperationFailed, match="nobody"):
-        reload(repository, "edited_v1", record)
-    with Classifier(record.url("grpc"), model="edited_v1") as classifier:
+        reload(repository, "edited_v1", server_info)
+    with Classifier(server_info.url("grpc"), model="edited_v1") as classifier:
         assert classifier.classify(PHOTO).labels
 
     with pytest.raises(WrongUsage, match="has no model 'nobody', it has: edited, "):
-        reload(repository, "nobody", record)
+        reload(repository, "nobody", server_info)

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
-from nereid.models.rollout import orders
+from nereid.models.rollout import commands
 from nereid.models.routes.location import read_state
 from nereid.server import run_dir
 from tests import routes
-from tests.networks import given
-from tests.publishing import record_of
+from tests.networks import client_input
+from tests.publishing import server_info_of
 from tests.rollouts import ROUTE, Rollouts, before
 from tests.supervised import calling, serving
 
@@ -32,7 +32,7 @@ ROLLOUT_S = 300
 
 class Rollout(Rollouts):
     def __init__(self, served: routes.RouteServer, base: Path) -> None:
-        super().__init__(served.repository, record_of(served.server), hold_s=1, slo_ms=250)
+        super().__init__(served.repository, server_info_of(served.server), hold_s=1, slo_ms=250)
         self.served, self.base, self.repository = served, base, served.repository
 
     @contextlib.contextmanager
@@ -41,7 +41,7 @@ class Rollout(Rollouts):
         environment = os.environ | {"XDG_RUNTIME_DIR": str(self.base)}
         with subprocess.Popen(words, env=environment) as controller:
             try:
-                routes.wait_until(lambda: orders.wait_controlled(self.location), "the controller")
+                routes.wait_until(lambda: commands.wait_controlled(self.location), "the controller")
                 yield
             finally:
                 controller.send_signal(signal.SIGINT)
@@ -69,7 +69,7 @@ def rollouts(tmp_path_factory):
         run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(base)}), repository) as folder,
         routes.serve_routes(repository, folder) as served,
     ):
-        run_dir.write(folder, record_of(served.server))
+        run_dir.write(folder, server_info_of(served.server))
         yield Rollout(served, base)
 
 
@@ -81,8 +81,8 @@ def rollout(rollouts):
     rollouts.served.use(ROUTE, BEFORE)
     yield rollouts
     with contextlib.suppress(OperationFailed):
-        orders.order(rollouts.location, "abort")
-        orders.finish(rollouts.location, lambda: rollouts.record, print)
+        commands.issue(rollouts.location, "abort")
+        commands.finish(rollouts.location, lambda: rollouts.server_info, print)
 
 
 @pytest.fixture
@@ -128,15 +128,15 @@ def test_restarted_server_continues_the_rollout(tmp_path):
     """`nereid serve` replaces a killed `tritonserver`, whose counters begin anew; the rollout goes on."""
     repository = store_site(tmp_path / "models")
     with serving(repository, tmp_path / "run") as served:
-        rollout = Rollouts(repository, served.record, hold_s=5, slo_ms=250)
+        rollout = Rollouts(repository, served.server_info, hold_s=5, slo_ms=250)
         number = rollout.start(steps=[10, 100]).number
 
-        with calling(served, ROUTE, CALLERS, inputs=lambda protocol: given(protocol, "x", routes.X)):
+        with calling(served, ROUTE, CALLERS, inputs=lambda protocol: client_input(protocol, "x", routes.X)):
             routes.wait_until(lambda: rollout.state.look, "a look")
             during = served.page("/metrics")[1]
-            pid = served.record.pid
+            pid = served.server_info.pid
             os.kill(pid, signal.SIGKILL)
-            routes.wait_until(lambda: served.record.pid != pid, "a new server")
+            routes.wait_until(lambda: served.server_info.pid != pid, "a new server")
             routes.wait_until(lambda: not rollout.state.is_active, "the end")
             page = served.page("/metrics")[1]
 

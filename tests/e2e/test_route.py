@@ -12,7 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.backends.routing.assignment import MAX_MIRRORED, assign, parse_route
-from tests.networks import CLIENTS, arrays_of, given
+from tests.networks import CLIENTS, arrays_of, client_input
 from tests.proof import REQUESTS
 from tests.routes import (
     CLASSES,
@@ -243,7 +243,7 @@ def test_slots_of_cancelled_requests_are_freed(puppets):
     route = document(busy, variant("busyd", "steady"), default="busyd", max_in_flight=4)
     puppets.use("route", route)
     order(puppets.repository, "puppet", hold=True)
-    x = given("grpc", "x", X)
+    x = client_input("grpc", "x", X)
     pending = [puppets.grpc.async_infer("route", [x], lambda result, error: None) for _ in range(4)]
     wait_until(lambda: waiting(puppets.repository, "puppet") == 4)
     to_other = {"headers": {"x-variant": "busyd"}}

@@ -63,7 +63,7 @@ def test_show_has_the_state_of_the_server(served, nereid):
 
 
 def test_gateway_shows_and_changes_the_same_route(served, nereid):
-    route = RepositoryRoute(served.repository, "", lambda: served.record)
+    route = RepositoryRoute(served.repository, "", lambda: served.server_info)
     before = route.show()
     assert (before.model, before.is_served) == ("classify", True)
 

@@ -42,9 +42,16 @@ def asked(tmp_path_factory):
 
 
 def test_served_repository_is_found_and_used(asked):
-    record = asked.record
-    assert [asked.ports[name] for name in ("http", "grpc")] == [record.ports.http, record.ports.grpc]
-    assert (record.profile, record.repository, len(record.token) >= 24) == ("cpu", str(REPOSITORY), True)
+    server_info = asked.server_info
+    assert [asked.ports[name] for name in ("http", "grpc")] == [
+        server_info.ports.http,
+        server_info.ports.grpc,
+    ]
+    assert (server_info.profile, server_info.repository, len(server_info.token) >= 24) == (
+        "cpu",
+        str(REPOSITORY),
+        True,
+    )
 
     for protocol in ("http", "grpc"):
         done = asked.nereid("classify", str(COFFEE), "--protocol", protocol, "--json")
@@ -62,7 +69,9 @@ def test_second_server_of_a_repository_is_told_of_the_first(asked):
     done = asked.nereid("serve", "--http-port", str(asked.ports["http"]))
 
     assert done.returncode == 1
-    assert f"is already running on port {asked.ports['http']}: pid {asked.record.pid}; fix: " in done.stderr
+    assert (
+        f"is already running on port {asked.ports['http']}: pid {asked.server_info.pid}; fix: " in done.stderr
+    )
 
 
 def test_profile_loads_only_what_it_serves(asked):
@@ -83,7 +92,7 @@ def test_profile_loads_only_what_it_serves(asked):
 )
 def test_signal_ends_every_process(tmp_path, number, words):
     with serving(REPOSITORY, tmp_path / "run", *words) as served:
-        leader = served.record.pid
+        leader = served.server_info.pid
         assert len(group_members(leader)) > 5, "server and stubs"
         children = psutil.Process(served.process.pid).children()  # the server, and a gateway
 
@@ -136,7 +145,7 @@ def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_pat
     """The soft limit becomes the hard one; a limit that is too low is named, with the command."""
     low = captured(["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment)
     with serving(REPOSITORY, tmp_path / "run", launcher=["prlimit", "--nofile=300:4000"]) as served:
-        raised = limits(served.record.pid)
+        raised = limits(served.server_info.pid)
 
     message = "error: expected a limit of at least 256 open files, got 100; fix: ulimit -n 256"
     assert (low.returncode, low.stderr.splitlines()[-1]) == (1, message)
@@ -198,8 +207,8 @@ def test_broken_repository_is_rejected_with_model_and_field(
 def test_port_of_another_server_is_never_ready(both_profiles, tmp_path, environment):
     """A response on the port counts only if it is this server's own."""
     server = both_profiles["cpu"]
-    taken = replace(server.options.ports, grpc=free_ports(1)[0])
-    late = EmbeddedServer(replace(server.options, ports=taken), tmp_path, environment)
+    occupied_ports = replace(server.options.ports, grpc=free_ports(1)[0])
+    late = EmbeddedServer(replace(server.options, ports=occupied_ports), tmp_path, environment)
 
     with pytest.raises(ServerError, match=r"http port .* cannot be used"):
         late.start()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from nereid.base.assets import REPOSITORY
 from nereid.cli.main import app
 from nereid.models.publish.remove import reload
-from nereid.server.control import Control
+from nereid.server.model_control import ModelControl
 from nereid.server.ports import free_ports
 from tests.commands import captured
 from tests.routes import wait_until
@@ -55,7 +55,7 @@ def test_other_tools_load_and_unload_with_the_token(site):
             client.load_model("eyes")
         client.load_model("eyes", headers={"triton-grpc-protocol-nereid-token": TOKEN})
         assert client.is_model_ready("eyes")
-    reload(site.repository, "eyes", site.record)  # finds the token in server.json
+    reload(site.repository, "eyes", site.server_info)  # finds the token in server.json
 
 
 def test_requests_are_the_statistics_without_the_probes(site):
@@ -80,7 +80,7 @@ def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
 
     with serving(tmp_path / "models", tmp_path / "run", "--no-token") as served:
         assert curl(served, "/v2/repository/index")[0] == 200
-        reload(served.repository, "eyes", served.record)
+        reload(served.repository, "eyes", served.server_info)
 
 
 @cases(
@@ -151,7 +151,7 @@ def test_commands_work_with_a_named_server(elsewhere, tmp_path):
     results = [run(*words) for words in commands]
 
     assert [done.stderr for done in results if done.returncode] == []
-    assert Control(served.record).is_ready("classify_v3", 1)
+    assert ModelControl(served.server_info).is_ready("classify_v3", 1)
     assert "running, profile cpu" in results[-1].stdout
 
 

@@ -9,7 +9,7 @@ from nereid import Classifier
 from nereid.base.assets import COFFEE
 from nereid.models.publish.remove import reload
 from nereid.repository.check import check
-from nereid.server.control import Control
+from nereid.server.model_control import ModelControl
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.routes import wait_until
 from tests.supervised import ANY_PORTS, nereid, serving, store_eyes
@@ -63,12 +63,12 @@ def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path)
             assert classifier.classify(COFFEE).labels[0].score == pytest.approx(2.0)
 
         (repository / "net" / "config.pbtxt").write_text(RIGHT)
-        reload(repository, "net", served.record)
-        reload(repository, "whole", served.record)
+        reload(repository, "net", served.server_info)
+        reload(repository, "whole", served.server_info)
 
-        control = Control(served.record)
-        assert control.is_ready("net", 1)
-        assert control.is_ready("whole", 1)
+        model_control = ModelControl(served.server_info)
+        assert model_control.is_ready("net", 1)
+        assert model_control.is_ready("whole", 1)
         assert served.is_ready()
         assert served.metric("repairs_total") == served.metric("restarts_total") == 0
 
@@ -88,7 +88,7 @@ def test_repository_without_any_config_is_served(tmp_path):
 
     with serving(models, tmp_path / "run") as served:
         assert "not_served" not in served.ports
-        assert Control(served.record).is_ready("net", 1)
+        assert ModelControl(served.server_info).is_ready("net", 1)
     assert [finding.found for finding in check(models) if finding.verdict == "fail"] == []
     path.unlink()
     done = nereid("serve", "--repository", str(models), *ANY_PORTS, XDG_RUNTIME_DIR=str(tmp_path))

@@ -18,7 +18,7 @@ from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.client.classifier_errors import Overloaded
 from nereid.gateway import key_changes
 from nereid.server import run_dir
-from nereid.server.control import Control, Refused
+from nereid.server.model_control import ModelControl, Refused
 from nereid.tasks.classify.client import Classifier
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
@@ -55,7 +55,7 @@ def served(tmp_path_factory):
 
 def newest(served: Served, model: str) -> stub_processes.Stub:
     """Return the stub of a model that started last: those of before a repair may live on for a while."""
-    return max(served.stubs(model), key=lambda stub: stub.process.started)
+    return max(served.stubs(model), key=lambda stub: stub.process.start_ticks)
 
 
 def store_route(repository: Path, name: str, *variants: dict, **more) -> None:
@@ -83,7 +83,7 @@ def test_memory_of_requests_is_private_and_removed(tmp_path):
     store_eyes(tmp_path / "repository", "eyes", 10)
 
     def modes() -> set[int]:
-        words = Path(f"/proc/{served.record.pid}/cmdline").read_text()
+        words = Path(f"/proc/{served.server_info.pid}/cmdline").read_text()
         prefix = words.partition("shm-region-prefix-name=")[2].partition("\0")[0]
         regions.update(Path("/dev/shm").glob(f"{prefix}*"))
         return {stat.S_IMODE(region.stat().st_mode) for region in regions if region.exists()}
@@ -95,7 +95,7 @@ def test_memory_of_requests_is_private_and_removed(tmp_path):
         wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "repair")
         served.numbers("eyes")
         wait_until(lambda: modes() == {0o600}, "private regions")
-        leader = served.record.pid
+        leader = served.server_info.pid
         served.process.kill()
         served.process.wait(WATCHDOG_S)
         assert any(region.exists() for region in regions)
@@ -112,7 +112,7 @@ def check_drain(served: Served) -> None:
     The signals go to another thread than the main thread, whose wait they do not interrupt.
     """
     wait_until(served.is_ready, "ready")
-    leader = served.record.pid
+    leader = served.server_info.pid
 
     signal_other_thread(served.process.pid, signal.SIGTERM)
     reason = served.why_not_ready()
@@ -184,26 +184,30 @@ def waited_for(supervisor: int) -> int:
 
 @pytest.mark.slow
 def test_killed_server_comes_back_as_it_was(served):
-    control, record = Control(served.record), served.record
-    versions, restarts = control.ready_versions(), served.metric("restarts_total")
+    model_control, server_info = ModelControl(served.server_info), served.server_info
+    versions, restarts = model_control.ready_versions(), served.metric("restarts_total")
 
     with calling(served, "eyes", 2) as calls:
         wait_until(lambda: calls.count(11.0) > 2, "first responses")
-        os.kill(record.pid, signal.SIGKILL)
+        os.kill(server_info.pid, signal.SIGKILL)
         wait_until(lambda: {*calls.since()} > {11.0}, "a failed request")
         assert served.page("/livez")[0] == 200
         wait_until(lambda: served.metric("restarts_total") == restarts + 1, "restart")
         wait_until(served.is_ready, "ready again")
 
     assert served.numbers("eyes", 20) == [11.0] * 20
-    after = served.record
-    assert after.pid != record.pid
-    assert (after.ports, after.token, after.health_port) == (record.ports, record.token, record.health_port)
+    after = served.server_info
+    assert after.pid != server_info.pid
+    assert (after.ports, after.token, after.health_port) == (
+        server_info.ports,
+        server_info.token,
+        server_info.health_port,
+    )
     # A model whose first load fails for want of time is tried again.
-    wait_until(lambda: control.ready_versions() == versions, "all models")
+    wait_until(lambda: model_control.ready_versions() == versions, "all models")
     assert "bare" in versions
     assert "--disable-auto-complete-config" not in command_of(served)
-    assert group_members(record.pid) == []
+    assert group_members(server_info.pid) == []
     processes = 1 + len(stub_processes.find(after.pid, served.repository))
     wait_until(lambda: waited_for(served.process.pid) == processes, "each process has one open file")
 
@@ -219,9 +223,9 @@ def test_complete_configs_are_not_completed(tmp_path):
         with pytest.raises(
             Refused, match=r"'late': its config has no name, and .* fix: start nereid serve again"
         ):
-            Control(served.record).load("late")
+            ModelControl(served.server_info).load("late")
         shutil.rmtree(repository / "late")
-        os.kill(served.record.pid, signal.SIGKILL)
+        os.kill(served.server_info.pid, signal.SIGKILL)
 
         wait_until(lambda: "tritonserver is ready again" in served.log, "restart")
         wait_until(served.is_ready, "ready again")
@@ -236,23 +240,23 @@ def test_every_repair_ends_after_an_addition(tmp_path):
     network = repository / "efficientnet_lite0"
     key_changes.add(tmp_path / "keys.json", "me", ["infer"], None)
 
-    def kill_and_wait(pid: int, what: str) -> None:
+    def kill_and_wait(pid: int, name: str) -> None:
         os.kill(pid, signal.SIGKILL)
         began_s = time.monotonic()
         served.why_not_ready()
-        wait_until(served.is_ready, f"ready after the end of {what}")
-        print(f"{what}: {time.monotonic() - began_s:.1f} s")
+        wait_until(served.is_ready, f"ready after the end of {name}")
+        print(f"{name}: {time.monotonic() - began_s:.1f} s")
 
     with serving(repository, tmp_path / "run", "--guard", "--keys", str(tmp_path / "keys.json")) as served:
         words = "--name=more", "--preset=efficientnet_lite", "--labels", str(network / "labels.txt"), "--yes"
         added = served.nereid("add", str(network / "1" / "model.onnx"), *words)
         assert added.returncode == 0, added.stderr
         wait_until(served.is_ready, "ready")
-        models = sorted({stub.model for stub in stub_processes.find(served.record.pid, repository)})
+        models = sorted({stub.model for stub in stub_processes.find(served.server_info.pid, repository)})
         for model in [model for model in models for _ in range(KILLS)]:
             kill_and_wait(newest(served, model).process.pid, f"a stub of '{model}'")
         for _ in range(KILLS):
-            kill_and_wait(served.record.pid, "tritonserver")
+            kill_and_wait(served.server_info.pid, "tritonserver")
         for _ in range(KILLS):
             (gateway,) = run_dir.find_gateways(served.base, repository)
             kill_and_wait(gateway.pid, "the gateway")
@@ -271,7 +275,7 @@ def test_restart_that_the_system_refuses_is_tried_again(tmp_path):
     with serving(tmp_path / "repository", tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
         (folder,) = {file.parent for file in served.base.rglob("server.json")}
-        aside, pid = folder.with_name("aside"), served.record.pid
+        aside, pid = folder.with_name("aside"), served.server_info.pid
         folder.rename(aside)
         folder.touch()
         os.kill(pid, signal.SIGKILL)
@@ -283,20 +287,20 @@ def test_restart_that_the_system_refuses_is_tried_again(tmp_path):
 
 
 def command_of(served: Served) -> list[str]:
-    return Path(f"/proc/{served.record.pid}/cmdline").read_bytes().decode().split("\0")
+    return Path(f"/proc/{served.server_info.pid}/cmdline").read_bytes().decode().split("\0")
 
 
 @pytest.mark.slow
 def test_server_that_another_program_tells_to_end_is_replaced(served):
     """The next one starts although a client keeps its connection, for which Triton would wait for 30 s."""
-    first = served.record.pid
+    first = served.server_info.pid
     with closing(HTTPConnection("127.0.0.1", served.ports["http"])) as client:
         client.request("GET", "/v2/health/live")
         client.getresponse().read()
 
         os.kill(first, signal.SIGTERM)
 
-        wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
+        wait_until(lambda: served.is_ready() and served.server_info.pid != first, "ready again")
     assert "tritonserver received a signal to end" in served.log
     assert "Exit timeout expired" not in served.log
     assert served.numbers("eyes", 1) == [11.0]
@@ -305,20 +309,20 @@ def test_server_that_another_program_tells_to_end_is_replaced(served):
 @pytest.mark.slow
 def test_server_that_crashed_is_named_so_and_replaced(served):
     """Its handler may hang after this line, because the heap is damaged."""
-    first = served.record.pid
+    first = served.server_info.pid
     Path(f"/proc/{first}/fd/1").write_text("Signal (6) received.\n")
     wait_until(lambda: "Signal (6) received" in served.log, "the line")
 
     os.kill(first, signal.SIGSTOP)
 
-    wait_until(lambda: served.record.pid != first and served.is_ready(), "ready again")
+    wait_until(lambda: served.server_info.pid != first and served.is_ready(), "ready again")
     assert "supervisor: tritonserver crashed with signal 6; restart" in served.log
 
 
 @pytest.mark.slow
 def test_model_that_writes_as_triton_does_not_end_the_server(served):
     """Models share the server's log, and may print what a caller sends."""
-    first, before = served.record.pid, served.metric("repairs_total", model="eyes")
+    first, before = served.server_info.pid, served.metric("repairs_total", model="eyes")
     Path(f"/proc/{first}/fd/1").write_text("Signal (15) received.\n")
     wait_until(lambda: "Signal (15) received" in served.log, "the line")
 
@@ -327,7 +331,7 @@ def test_model_that_writes_as_triton_does_not_end_the_server(served):
     wait_until(lambda: served.metric("repairs_total", model="eyes") == before + 1, "the repair")
     wait_until(served.is_ready, "ready again")
 
-    assert (served.record.pid, served.numbers("eyes", 1)) == (first, [11.0])
+    assert (served.server_info.pid, served.numbers("eyes", 1)) == (first, [11.0])
 
 
 @pytest.mark.nightly(minutes=1)
@@ -341,7 +345,7 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
         wait_until(served.is_ready, "ready")
         number.write_text("no number")
         store_eyes(repository, "new", 20)
-        os.kill(served.record.pid, signal.SIGKILL)
+        os.kill(served.server_info.pid, signal.SIGKILL)
         failure = "tritonserver cannot be started: model 'eyes'"
         wait_until(lambda: served.log.count(failure) >= 2, "two attempts")
         assert (served.page("/livez")[0], "could not convert" in served.why_not_ready()) == (200, True)
@@ -350,14 +354,14 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
         assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
 
         store(repository, "broken", adding(1), config='backend: "none such"')
-        os.kill(first := served.record.pid, signal.SIGKILL)
-        wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
+        os.kill(first := served.server_info.pid, signal.SIGKILL)
+        wait_until(lambda: served.is_ready() and served.server_info.pid != first, "ready again")
         assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
         assert "--disable-auto-complete-config" not in command_of(served)
 
         number.write_text("no number")
         failures = served.log.count("cannot be started")
-        os.kill(served.record.pid, signal.SIGKILL)
+        os.kill(served.server_info.pid, signal.SIGKILL)
         wait_until(lambda: served.log.count("cannot be started") > failures, "a failed attempt")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(WATCHDOG_S) == 0

@@ -22,10 +22,10 @@ from PIL import Image, ImageFilter
 from tritonclient.utils import InferenceServerException
 
 from nereid import RequestRefused
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.assets import PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.contract import DEADLINE_PARAMETER
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
@@ -111,10 +111,10 @@ PICTURES = {
 
 def test_known_boxes_are_found(server):
     for head, name in itertools.product(DETECTORS[server.options.profile], PICTURES):
-        image, place = PICTURES[name]
+        image, transform = PICTURES[name]
         with Image.open(io.BytesIO(image)) as opened_image:
             width, height = (2 * SIDE, SIDE) if "turned" in name else opened_image.size
-        boxes = np.array([place(np.array(box)) for box, _, _ in KNOWN], np.float32)
+        boxes = np.array([transform(np.array(box)) for box, _, _ in KNOWN], np.float32)
         boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
         for protocol in PROTOCOLS:
             outputs = ask(server, head, image, protocol=protocol)
@@ -142,9 +142,9 @@ def test_both_forms_read_as_the_library(server, image):
 
     assert isinstance(expected, list)
     assert [text.decode() for text in outputs["text"][0]] == [line.text for line in expected]
-    for place, line in enumerate(expected):
-        np.testing.assert_allclose(outputs["box"][0][place], line.box, atol=1e-3)
-        assert outputs["confidence"][0][place] == pytest.approx(line.confidence, abs=1e-5)
+    for index, line in enumerate(expected):
+        np.testing.assert_allclose(outputs["box"][0][index], line.box, atol=1e-3)
+        assert outputs["confidence"][0][index] == pytest.approx(line.confidence, abs=1e-5)
 
 
 @of_single_images
@@ -184,7 +184,7 @@ def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
     with ThreadPoolExecutor(len(images)) as pool:
         outcomes = [*pool.map(outcome, images)]
 
-    bad = [outcomes.pop(place) for place in (5, 2)]
+    bad = [outcomes.pop(index) for index in (5, 2)]
     assert outcomes == alone
     assert len({str(result) for result in alone}) == (6 if task is READ else 3)
     assert all("invalid image: " in message for message in bad)
@@ -201,7 +201,7 @@ def test_field_that_is_not_found_is_not_an_error(server):
     outputs = ask(server, "read_waybill", BLANK)
 
     def missing() -> dict[tuple[str, ...], float]:
-        page = MetricSamples.parse(metrics_page.fetch(url(server, "metrics"), WATCHDOG_S))
+        page = MetricSamples.parse(prometheus_text.fetch(url(server, "metrics"), WATCHDOG_S))
         return page.sums("nereid_reader_missing_fields_total", "field")
 
     assert outputs["text"].shape == (1, 0)

@@ -11,8 +11,8 @@ from loadtest.torture.faults import FAULTS
 pytestmark = pytest.mark.nightly(minutes=3)
 # Seconds on busy cores cannot judge growth, nor whether each kind was due; `make soak` does.
 UNCERTAIN = tuple(
-    f"failed: {what}"
-    for what in ("kinds sent too rarely", "memory", "open files,", "threads,", "processes,", "zombies,")
+    f"failed: {verdict}"
+    for verdict in ("kinds sent too rarely", "memory", "open files,", "threads,", "processes,", "zombies,")
 )
 
 

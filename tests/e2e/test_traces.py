@@ -12,9 +12,9 @@ from contextlib import ExitStack
 import pytest
 
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.base.tracing.collector import HOLD_S
-from nereid.server.control import Control
+from nereid.server.model_control import ModelControl
 from nereid.tasks.classify.client import Classifier
 from tests.otlp import receiving, root_of
 from tests.routes import WATCHDOG_S, document, replace, variant, wait_until
@@ -65,8 +65,8 @@ class Traced:
 
     def names(self, gateway="", attempts=(ATTEMPT,)):
         stages = STAGES[self.profile]
-        own = [gateway, "receive", "admission", "inference"] if gateway else []
-        return [*own, ROUTE, *attempts, *stages, *(name for names in stages.values() for name in names)]
+        outer = [gateway, "receive", "admission", "inference"] if gateway else []
+        return [*outer, ROUTE, *attempts, *stages, *(name for names in stages.values() for name in names)]
 
 
 @pytest.fixture(
@@ -104,16 +104,16 @@ def test_v2_request_is_one_tree(traced, port):
     assert status == 200
     gateway_name = "gateway /v2/models/{model}/infer" if port == "gateway" else ""
     spans = traced.tree(*ids, *traced.names(gateway_name))
-    route = spans[ROUTE].about
-    about = [route[f"nereid.{name}"] for name in ("variant", "outcome", "reason")]
-    assert about == ["v1", "ok", "weight"]
-    decode = spans["decode"].about
+    route = spans[ROUTE].attributes
+    attributes = [route[f"nereid.{name}"] for name in ("variant", "outcome", "reason")]
+    assert attributes == ["v1", "ok", "weight"]
+    decode = spans["decode"].attributes
     assert (decode["nereid.format"], decode["nereid.width"], decode["nereid.height"]) == ("JPEG", 600, 400)
     assert decode["nereid.bytes"] == len(PHOTO)
     for model in STAGES[traced.profile]:
-        about = spans[model].about
-        assert (about["nereid.batch_size"], about["nereid.device"]) == (1, "CPU")
-        assert about["nereid.queue_ms"] >= 0
+        attributes = spans[model].attributes
+        assert (attributes["nereid.batch_size"], attributes["nereid.device"]) == (1, "CPU")
+        assert attributes["nereid.queue_ms"] >= 0
     assert spans["network"].begin_ns >= spans["decode"].end_ns
     assert "shop-gateway" in {span.service for span in spans.values()} or port == "http"
 
@@ -153,17 +153,17 @@ def test_bad_image_is_an_error_in_one_tree(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_retry_is_a_second_attempt(traced):
-    control = Control(traced.served.record)
-    control.unload("classify_v2")
+    model_control = ModelControl(traced.served.server_info)
+    model_control.unload("classify_v2")
     try:
         status, body, *ids = traced.post("/predict", PHOTO, JPEG | {"x-route-test": "retry"})
     finally:
-        control.load("classify_v2")
+        model_control.load("classify_v2")
 
     assert status == 200, body
     spans = traced.tree(*ids, *traced.names("gateway /predict", ("attempt v2", ATTEMPT)))
     assert (spans["attempt v2"].is_error, spans[ATTEMPT].is_error) == (True, False)
-    assert spans[ROUTE].about["nereid.reason"] == "retry"
+    assert spans[ROUTE].attributes["nereid.reason"] == "retry"
 
 
 @pytest.mark.nightly(minutes=2)
@@ -178,8 +178,8 @@ def test_unsampled_requests_are_kept_only_for_a_reason(traced):
         return [span for span in traced.receiver.spans[before:] if span.name == "gateway /predict"]
 
     wait_until(lambda: len(roots()) >= 2, "two traces")
-    about = [(span.is_error, span.about.get("nereid.outcome")) for span in roots()]
-    assert sorted(about) == [(False, "ok"), (True, "invalid_image")]
+    attributes = [(span.is_error, span.attributes.get("nereid.outcome")) for span in roots()]
+    assert sorted(attributes) == [(False, "ok"), (True, "invalid_image")]
     for root in roots():
         assert root_of(traced.receiver.of(root.trace)) == root
 
@@ -254,9 +254,9 @@ def test_why_explains_recorded_requests(traced):
     summary = json.loads(why(traced, "--since", "1h", "--json"))
     one = json.loads(why(traced, "--request", "look-at-me", "--json"))
 
-    own = [line for line in traced.lines() if line.get("route") == "classify"]
-    assert summary["requests"] >= len(own)
-    bad = sum(line["outcome"] == "invalid_image" for line in own)
+    lines = [line for line in traced.lines() if line.get("route") == "classify"]
+    assert summary["requests"] >= len(lines)
+    bad = sum(line["outcome"] == "invalid_image" for line in lines)
     assert summary["outcomes"].get("invalid_image", 0) == bad
     assert 0 < summary["p50_ms"] <= summary["p99_ms"]
     assert "network" in summary["slow_ms"]

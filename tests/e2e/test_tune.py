@@ -12,16 +12,16 @@ import psutil
 import pytest
 
 from loadtest.servers import served
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.insight.tune import profiles, search
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, with_settings
-from nereid.insight.tune.search import FIRST_S, NotMeasured, Objective, Search
+from nereid.insight.tune.search import FIRST_ROUND_S, NotMeasured, Objective, Search
 from nereid.insight.tune.trial import TrialServer, copy_repository
 from nereid.insight.tune.tuning import TuneOptions, TuneReport, write
 from nereid.repository import check
-from nereid.server.control import Control
+from nereid.server.model_control import ModelControl
 from nereid.tasks.classify.client import Classifier
 from tests.detectors import add_detector
 from tests.routes import wait_until
@@ -101,7 +101,7 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
     with trial(models, "classify_v1", "cpu", tmp_path) as trying:
         load = trying.measure(tuple(settings.items()), 0.5)[8]
         time.sleep(METRICS_S)
-        page = metrics_page.fetch(f"127.0.0.1:{trying.server.options.ports.metrics}", 10)
+        page = prometheus_text.fetch(f"127.0.0.1:{trying.server.options.ports.metrics}", 10)
         log = trying.server.log.tail()
 
     assert (load.failed, load.answered > 0) == (0, True)
@@ -130,9 +130,9 @@ class Breaking(TrialServer):
 
     before = after = staticmethod(lambda: None)
 
-    def served(self):
+    def served_config(self):
         self.before()
-        config = super().served()
+        config = super().served_config()
         self.after()
         return config
 
@@ -140,7 +140,7 @@ class Breaking(TrialServer):
 def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     reasons = []
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), Breaking) as trying:
-        control = Control(trying.server.record())
+        model_control = ModelControl(trying.server.info())
 
         def stop():
             process = psutil.Process(trying.server.pid)
@@ -148,7 +148,7 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
             wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
 
         accidents = [
-            ("before", lambda: control.unload("classify_v1")),
+            ("before", lambda: model_control.unload("classify_v1")),
             ("after", lambda: os.kill(trying.server.pid, signal.SIGKILL)),
             ("before", stop),
         ]
@@ -171,9 +171,9 @@ def test_bad_config_is_replaced(models, tmp_path):
     path.write_text(with_settings(path.read_text(), WAITING))
     tuned = profiles.tunable(models, "classify_v1", "cpu")
     with trial(models, "classify_v1", "cpu", tmp_path, (CALLERS,)) as trying:
-        config = trying.served()
+        config = trying.served_config()
         grid = search.space(config, "fused", cores=2)
-        points, default = list(search.points(grid, 2)), search.present(grid, config)
+        points, default = list(search.points(grid, 2)), search.settings_of(grid, config)
         spent = [0.0]
 
         def measure(candidate, seconds):
@@ -181,7 +181,7 @@ def test_bad_config_is_replaced(models, tmp_path):
             spent[0] += seconds
             return trying.measure(candidate, seconds)
 
-        searching = Search(measure, Objective("throughput"), 1, lambda: spent[0], 14 * FIRST_S)
+        searching = Search(measure, Objective("throughput"), 1, lambda: spent[0], 14 * FIRST_ROUND_S)
         result = searching.run(lambda count: search.sample(points, grid, count, 0, without=default))
     report = TuneReport(
         "classify_v1", searching.objective, default, *result, searching.seen, searching.failures

@@ -9,7 +9,7 @@ import pytest
 from nereid.server import run_dir
 from tests import routes
 from tests.networks import infer
-from tests.publishing import ONLY_FIRST, record_of
+from tests.publishing import ONLY_FIRST, server_info_of
 from tests.watches import SETTLE_S, watching
 
 pytestmark = pytest.mark.slow
@@ -26,10 +26,10 @@ def site(tmp_path_factory):
     (repository / "route.route.json").write_text(json.dumps(route))
     environment = os.environ | {"XDG_RUNTIME_DIR": str(base), "NEREID_REPOSITORY": str(repository)}
     with (
-        run_dir.occupy(run_dir.root(environment), repository) as own,
-        routes.serve_routes(repository, own) as served,
+        run_dir.occupy(run_dir.root(environment), repository) as folder,
+        routes.serve_routes(repository, folder) as served,
     ):
-        run_dir.write(own, record_of(served.server))
+        run_dir.write(folder, server_info_of(served.server))
         yield served, environment
 
 

@@ -111,9 +111,9 @@ def test_demo_and_check_run_in_an_empty_folder(installed):
 
 
 def test_own_repository_is_served_and_classifies(installed, tmp_path):
-    own = tmp_path / "own"
-    installed.run("nereid", "init", str(own))
-    words = ("serve", "--repository", str(own), "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    repository = tmp_path / "own"
+    installed.run("nereid", "init", str(repository))
+    words = ("serve", "--repository", str(repository), "--http-port=0", "--grpc-port=0", "--metrics-port=0")
     with (tmp_path / "log").open("w") as log:
         server = installed.popen("nereid", *words, stderr=log)
         try:

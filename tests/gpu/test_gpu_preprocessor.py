@@ -201,12 +201,12 @@ def test_limit_fails_the_image_that_needs_more(build):
 def test_tensor_is_handed_over_where_it_lies(cupy, build):
     """The tensor keeps its address from batch to batch, and DLPack shares it without a copy."""
     preprocessor = build()
-    place, row_bytes = preprocessor.tensor.data.ptr, preprocessor.tensor[0].nbytes
+    address, row_bytes = preprocessor.tensor.data.ptr, preprocessor.tensor[0].nbytes
 
     for images in ([COFFEE_JPEG], [CHELSEA_JPEG, encode("PNG")], [COFFEE_JPEG] * ROWS):
         preprocessor.prepare(images)
         handed = cupy.from_dlpack(preprocessor.tensor[1:3])
-        assert (preprocessor.tensor.data.ptr, handed.data.ptr) == (place, place + row_bytes)
+        assert (preprocessor.tensor.data.ptr, handed.data.ptr) == (address, address + row_bytes)
     assert preprocessor.tensor.flags.c_contiguous
 
 

@@ -114,7 +114,7 @@ def test_batch_that_exceeds_the_limit_is_run_in_halves(rows, expected):
     for limit_mib in LIMITS_MIB:
         limit = {"arena_extend_strategy": "kSameAsRequested", "gpu_mem_limit": str(limit_mib * 2**20)}
         halved: list[int] = []
-        events = SessionEvents(halved=partial(halved.append, 1))
+        events = SessionEvents(on_batch_halved=partial(halved.append, 1))
         config = accelerated("cuda", {**HEURISTIC, **limit})
         try:
             output = scores(opened(config, events), rows)

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
+from nereid.models.publish.importing import adaptation
+from nereid.models.publish.importing.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_file import supported_runtimes
 from tests.networks import written
 from tests.tables import cases
@@ -188,10 +188,10 @@ def test_output_is_chosen_by_name():
     name, _ = adapt(model, output="features", activation="sigmoid")
 
     assert name == "probabilities_2"
-    given = np.ones((2, CLASSES), np.float32)
-    np.testing.assert_allclose(run(model, name, given), 1 / (1 + np.exp(-given)), rtol=1e-5)
-    assert run(model, name, given).dtype == np.float32
-    np.testing.assert_array_equal(run(model, "probabilities", given), np.full_like(given, 2, np.float16))
+    inputs = np.ones((2, CLASSES), np.float32)
+    np.testing.assert_allclose(run(model, name, inputs), 1 / (1 + np.exp(-inputs)), rtol=1e-5)
+    assert run(model, name, inputs).dtype == np.float32
+    np.testing.assert_array_equal(run(model, "probabilities", inputs), np.full_like(inputs, 2, np.float16))
 
 
 @pytest.mark.parametrize(("output", "got"), [("", "got"), ("scores", "got: 'scores', the network has")])

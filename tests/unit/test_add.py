@@ -14,7 +14,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from nereid.repository.check import check
-from nereid.repository.layout import PinnedModel, configs, pins, unused_models
+from nereid.repository.repository_index import PinnedModel, configs, pins, unused_models
 from nereid.vision.imaging.pipeline import Pipeline
 from tests.networks import run
 from tests.pictures import noise, save
@@ -98,13 +98,13 @@ def test_input_decides_the_preprocessing(datatype, shape, size, dims, layout, re
     colour=("\x9b31m", r"\x9b31m"),
     direction=("\u202egnp", r"\u202egnp"),
 )
-@pytest.mark.parametrize("place", ["--labels", "metadata"])
-def test_label_with_a_control_character_is_refused(label, shown, repository, tmp_path, place):
+@pytest.mark.parametrize("source", ["--labels", "metadata"])
+def test_label_with_a_control_character_is_refused(label, shown, repository, tmp_path, source):
     model, names = classifier(), [label, "b", "c", "d", "e"]
     (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
-    onnx.helper.set_model_props(model, {"names": json.dumps(names)} if place == "metadata" else {})
+    onnx.helper.set_model_props(model, {"names": json.dumps(names)} if source == "metadata" else {})
     onnx.save(model, tmp_path / "new.onnx")
-    labels = tmp_path / "names.txt" if place == "--labels" else None
+    labels = tmp_path / "names.txt" if source == "--labels" else None
 
     message = re.escape(f"expected no control characters, got '{shown}'")
     with pytest.raises(WrongUsage, match=f"^label 1 of .*{message}"):
@@ -215,9 +215,9 @@ def test_given_resize_replaces_that_of_the_metadata(repository, file):
 
     add(repository, AddRequest(file, "small", {"resize": "exact"}), None)
 
-    given = ModelConfig.from_file(repository / "small_preprocess", 1).parameters
+    parameters = ModelConfig.from_file(repository / "small_preprocess", 1).parameters
     numbers = {"mean": "127.5, 127.5, 127.5", "std": "63.75, 63.75, 63.75"}
-    assert given == {"resize": "exact", "interpolation": "bilinear"} | numbers
+    assert parameters == {"resize": "exact", "interpolation": "bilinear"} | numbers
 
 
 NAMES = [f"name {number}" for number in range(CLASSES)]

@@ -18,7 +18,7 @@ from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
 from nereid.repository.check import check
-from nereid.repository.layout import configs
+from nereid.repository.repository_index import configs
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.reading_settings import ReadingSettings
 from tests.publishing import OTHER_ANSWERS, classifier, propose
@@ -136,10 +136,10 @@ def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
     """The reader sends lines in batches, so a line that changes others is an error before it is served."""
     model = TestRecogniser(has_softmax=True).build()
     (product,) = [node for node in model.graph.node if node.op_type == "MatMul"]
-    place, product.input[0] = list(model.graph.node).index(product), "mixed"
+    index, product.input[0] = list(model.graph.node).index(product), "mixed"
     mean = helper.make_node("ReduceMean", ["colours"], ["mean"], axes=[0], keepdims=1)
     for node in (helper.make_node("Sub", ["colours", "mean"], ["mixed"]), mean):
-        model.graph.node.insert(place, node)
+        model.graph.node.insert(index, node)
     onnx.save(model, tmp_path / "own.onnx")
 
     with pytest.raises(WrongUsage, match="expected a network that reads several lines at a time"):
@@ -219,4 +219,4 @@ def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):
 
     proposal = propose(repository, request(tmp_path / "own.onnx", task="", parameters={"preset": "imagenet"}))
 
-    assert proposal.intake.name == "classify"
+    assert proposal.importer.name == "classify"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nereid.gateway import shared_tables
-from nereid.gateway.shared_tables import PLACES, RatedAnswer, RecentAnswers
+from nereid.gateway.shared_tables import SLOTS_PER_SET, RatedAnswer, RecentAnswers
 from tests.commands import captured
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
 from tests.tables import cases, rows
@@ -29,7 +29,7 @@ def test_label_or_index_is_compared(label, is_correct):
 def test_recent_answers_are_known_and_old_ones_forgotten(monkeypatch):
     """Half of the capacity is known almost always; after twice the capacity, almost nothing old is left."""
     monkeypatch.setattr(shared_tables, "SETS", 500)
-    now, capacity = [0.0], 500 * PLACES
+    now, capacity = [0.0], 500 * SLOTS_PER_SET
     memory = RecentAnswers(lambda: now[0])
     for number in range(3 * capacity):
         now[0] += 1

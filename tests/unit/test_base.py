@@ -325,10 +325,10 @@ print({{subprocess.run(["true"], preexec_fn=prepare).returncode for _ in range(3
 is_over.set()
 """
 CONTROL = """
-from nereid.server.control import Control
-from nereid.server.run_dir import ServerRecord
+from nereid.server.model_control import ModelControl
+from nereid.server.run_dir import ServerInfo
 from nereid.server.ports import Ports
-control = Control(ServerRecord(1, "127.0.0.1", Ports(1, 1, 1), "", "", ""))
+model_control = ModelControl(ServerInfo(1, "127.0.0.1", Ports(1, 1, 1), "", "", ""))
 """
 CLIENT = """
 import loadtest.servers
@@ -339,7 +339,7 @@ client = InferenceServerClient("127.0.0.1:1")
 
 @cases(
     ["prepare", "ask"],
-    control=(CONTROL, "control.is_ready('a', 1)"),
+    model_control=(CONTROL, "control.is_ready('a', 1)"),
     tests=(CLIENT, "client.is_server_live()"),
 )
 def test_children_start_while_grpc_is_used(prepare, ask):
@@ -358,10 +358,10 @@ def test_children_start_while_grpc_is_used(prepare, ask):
 def test_waits_grow_until_a_calm_time(ran_s, expected):
     back_off, now_s, waits_s = processes.BackOff([0.2, 1, 4], calm_s=60), 1000.0, []
     for run_s in ran_s:
-        back_off.began(now_s)
+        back_off.record_start(now_s)
         assert back_off.due_s is None
         now_s += run_s
-        waits_s.append(back_off.failed(now_s))
+        waits_s.append(back_off.record_failure(now_s))
         assert back_off.due_s == now_s + waits_s[-1]
         now_s = back_off.due_s  # the pause is no calm time
 

@@ -23,8 +23,8 @@ UNLIKE = [{"x": np.array(x, np.float32)} for x in ([[1, 2]], [[3, 4, 5], [6, 7, 
 
 def config(max_batch_size: int = 8, **document) -> ModelConfig:
     tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": ["-1"], "allow_ragged_batch": True}
-    given = {"name": "m", "max_batch_size": max_batch_size, "input": [tensor], **document}
-    return ModelConfig.from_document(given, Path("/r/m"), 1)
+    fields = {"name": "m", "max_batch_size": max_batch_size, "input": [tensor], **document}
+    return ModelConfig.from_document(fields, Path("/r/m"), 1)
 
 
 def made(kind: str, datatype: str = "TYPE_FP32", names=("made",)) -> dict:

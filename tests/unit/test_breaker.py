@@ -82,11 +82,11 @@ def test_good_trial_starts_afresh_and_reports_its_changes():
 def test_successes_earn_retries():
     budget = RetryBudget()
     for _ in range(1000):
-        budget.succeeded()
-    spent = [budget.failed() for _ in range(10)]
+        budget.record_success()
+    spent = [budget.record_failure() for _ in range(10)]
 
     for _ in range(65):
-        budget.succeeded()
+        budget.record_success()
 
     assert spent.count(True) == 4
-    assert budget.failed()
+    assert budget.record_failure()

@@ -85,8 +85,8 @@ def repository(tmp_path) -> Path:
 
 
 def findings(repository: Path, *verdicts: str) -> list[str]:
-    wanted = verdicts or ("note", "fail")
-    return [f"{e.model}, {e.what}: {e.found}" for e in check(repository) if e.verdict in wanted]
+    selected = verdicts or ("note", "fail")
+    return [f"{e.model}, {e.what}: {e.found}" for e in check(repository) if e.verdict in selected]
 
 
 def edit(path: str, old: str, new: str) -> Fault:

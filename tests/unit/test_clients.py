@@ -27,7 +27,7 @@ from nereid.cli.options import collect
 from nereid.client import classifier_errors as errors
 from nereid.client import retry
 from nereid.client.request import check_options, image_tensor, region_tensor
-from nereid.client.rest import LENGTH, Request, RestMethods
+from nereid.client.rest import JSON_LENGTH_HEADER, Request, RestMethods
 from nereid.client.retry import Attempts, RetryBudget
 from nereid.tasks.classify.client import AsyncClassifier, Classifier
 from nereid.tasks.classify.result import Label, labels
@@ -172,7 +172,9 @@ def test_budget_grows_with_requests_in_flight_and_is_spent_once(in_flight, repea
         with ExitStack() as stack:
             for _ in range(in_flight):
                 stack.enter_context(budget.in_flight())
-            assert [budget.failed() for _ in range(count)] == [True] * expected + [False] * (count - expected)
+            assert [budget.record_failure() for _ in range(count)] == [True] * expected + [False] * (
+                count - expected
+            )
 
 
 def test_request_that_fails_late_is_repeated_like_the_others():
@@ -181,25 +183,25 @@ def test_request_that_fails_late_is_repeated_like_the_others():
         with ExitStack() as others:
             for _ in range(many):
                 others.enter_context(budget.in_flight())
-            assert all(budget.failed() for _ in range(many))
+            assert all(budget.record_failure() for _ in range(many))
             for _ in range(many):
-                budget.succeeded()
-        assert budget.failed()
+                budget.record_success()
+        assert budget.record_failure()
 
-    while budget.taken:
-        budget.succeeded()
-    assert [budget.failed() for _ in range(5)] == [True] * 4 + [False]  # as small as before
+    while budget.spent_tokens:
+        budget.record_success()
+    assert [budget.record_failure() for _ in range(5)] == [True] * 4 + [False]  # as small as before
 
 
 def test_answers_pay_for_repetition():
     budget = RetryBudget()
-    while budget.failed():
+    while budget.record_failure():
         pass
 
     for _ in range(25):
-        budget.succeeded()
+        budget.record_success()
 
-    assert [budget.failed() for _ in range(3)] == [True, True, False]
+    assert [budget.record_failure() for _ in range(3)] == [True, True, False]
 
 
 @both_ways
@@ -436,19 +438,19 @@ def test_outcomes_name_their_images(way, tmp_path):
 
     names = ["images[0]", missing, photo, photo, photo, "images[5]", "images[6]"]
     assert [outcome.image for outcome in outcomes] == [str(name) for name in names]
-    bad = {place: type(item.__cause__) for place, item in enumerate(outcomes) if isinstance(item, Exception)}
+    bad = {index: type(item.__cause__) for index, item in enumerate(outcomes) if isinstance(item, Exception)}
     assert bad == {1: FileNotFoundError, 6: TypeError}
-    assert {type(outcomes[place]) for place in bad} == {errors.UnusableImage}
+    assert {type(outcomes[index]) for index in bad} == {errors.UnusableImage}
 
 
 def test_images_are_read_little_ahead():
-    taken = itertools.count()
+    counter = itertools.count()
     with serving(Script(PREDICTION)) as url, Classifier(url, "http", concurrency=2) as classifier:
-        outcomes = classifier.classify_many(PHOTO for _ in taken)
+        outcomes = classifier.classify_many(PHOTO for _ in counter)
         next(outcomes)
         outcomes.close()
 
-    assert next(taken) <= 6
+    assert next(counter) <= 6
 
 
 def test_outcomes_do_not_wait_for_a_slow_source():
@@ -562,7 +564,7 @@ def test_request_is_that_of_tritonclient(memory):
     ]
     client = tritonclient.http.InferenceServerClient
     body, json_size = client.generate_request_body([theirs], outputs, request_id="7", timeout=2_000_000)
-    head = int(sent.headers.get(LENGTH, len(b"".join(sent.body))))
-    assert (LENGTH in sent.headers) == (json_size is not None)
+    head = int(sent.headers.get(JSON_LENGTH_HEADER, len(b"".join(sent.body))))
+    assert (JSON_LENGTH_HEADER in sent.headers) == (json_size is not None)
     assert json.loads(b"".join(sent.body)[:head]) == json.loads(body[:json_size])
     assert b"".join(sent.body)[head:] == body[json_size or len(body) :]

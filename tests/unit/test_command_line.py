@@ -95,14 +95,14 @@ def test_short_help_option_works_everywhere(name):
     *((f"{command} --repository {{loop}}", 2) for command in ("status", "serve")),
 )
 def test_failure_ends_with_one_line_that_has_the_reason(words, status, tmp_path):
-    own = tmp_path / "own"
-    assert run("init", str(own)).exit_code == 0
+    repository = tmp_path / "own"
+    assert run("init", str(repository)).exit_code == 0
     folders = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"), str(tmp_path))
     (tmp_path / "broken.json").write_text("not JSON")
     (tmp_path / "loop").symlink_to("loop")
-    places = {"empty": tmp_path / "keys.json", "broken": tmp_path / "broken.json", "loop": tmp_path / "loop"}
+    paths = {"empty": tmp_path / "keys.json", "broken": tmp_path / "broken.json", "loop": tmp_path / "loop"}
 
-    done = run(*words.format(**places).split(), NEREID_REPOSITORY=str(own), **folders)
+    done = run(*words.format(**paths).split(), NEREID_REPOSITORY=str(repository), **folders)
 
     lines = done.stderr.splitlines()
     assert done.exit_code == status, done.stderr

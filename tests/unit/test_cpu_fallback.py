@@ -21,7 +21,7 @@ from nereid.models.rollout.plan import Pair, make_plan
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.explain import explain
 from nereid.models.routes.location import RouteFileSnapshot, find_route, read_state
-from nereid.repository.layout import parameters_of, steps_of, unused_models
+from nereid.repository.repository_index import parameters_of, steps_of, unused_models
 from tests.publishing import NET, ROUTE, candidate, edit_route, publish_number, store_published, unchanged
 from tests.routes import document, variant
 from tests.tables import cases
@@ -85,8 +85,8 @@ def test_reader_is_copied_like_a_classifier(tmp_path):
     assert add_cpu_fallback(repository, "read_waybill", None) == "read_waybill_v1_cpu"
 
     folder = repository / "read_waybill_v1_cpu"
-    given = parameters_of(read_pbtxt(folder / "config.pbtxt"))
-    assert (given["networks"], given["network_version"]) == ("in_process", "1")
+    parameters = parameters_of(read_pbtxt(folder / "config.pbtxt"))
+    assert (parameters["networks"], parameters["network_version"]) == ("in_process", "1")
     assert (folder / "waybill.json").exists()
 
 
@@ -115,10 +115,10 @@ def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
     loaded = LoadedRoute(route, "", {"v1": "1", "v2": "2", "spare": "3"})
 
     assert explain(loaded, parameters).fallbacks == expected
-    queue = AttemptPlan(route, choose(loaded, parameters, 0.999))
-    queue.next()
-    tried = [queue.next().variant.name for _ in iter(lambda: bool(queue), False)]
-    assert (*tried, *([] if queue.is_forced else ["answer"])) == expected
+    plan = AttemptPlan(route, choose(loaded, parameters, 0.999))
+    plan.next()
+    tried = [plan.next().variant.name for _ in iter(lambda: plan.has_choices, False)]
+    assert (*tried, *([] if plan.is_forced else ["answer"])) == expected
 
 
 def test_fallbacks_are_set_by_name(nereid, repository):

@@ -407,8 +407,8 @@ def test_bytes_after_a_jpeg_are_not_counted(is_progressive):
 
 
 def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
-    place = encoded.index(bytes([0xFF, marker]))
-    return encoded[:place] + more + encoded[place:]
+    offset = encoded.index(bytes([0xFF, marker]))
+    return encoded[:offset] + more + encoded[offset:]
 
 
 HARMLESS = {
@@ -485,12 +485,12 @@ def test_unusual_sampling_is_decoded(factors):
     segments=("JPEG", 2, b"\xff\xfe\x00\x02", "at most 4096 segments in a JPEG, got 4097 or more"),
     chunks=("PNG", 33, png_chunk(b"abCd", b""), "at most 65536 chunks in a PNG, got 65537 or more"),
 )
-def test_file_of_too_many_parts_is_refused(image_format, place, part, message):
+def test_file_of_too_many_parts_is_refused(image_format, offset, part, message):
     """Millions of empty parts take seconds to read and hold no pixels."""
     good = encode(gradient(16, 16), image_format)
 
     with pytest.raises(InvalidImage, match=f"expected {message}"):
-        decode(good[:place] + part * 70_000 + good[place:])
+        decode(good[:offset] + part * 70_000 + good[offset:])
 
 
 def test_large_transparent_image_is_converted_band_by_band():

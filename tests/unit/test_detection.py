@@ -191,18 +191,18 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @settings(max_examples=60)
-@given(size_wh=st.tuples(st.integers(1, 400), st.integers(1, 400)), place=st.tuples(*[st.floats(0, 1)] * 2))
-def test_the_way_back_undoes_the_resize(transform, size_wh, place):
+@given(size_wh=st.tuples(st.integers(1, 400), st.integers(1, 400)), point=st.tuples(*[st.floats(0, 1)] * 2))
+def test_the_way_back_undoes_the_resize(transform, size_wh, point):
     rows, columns = transform.place(size_wh)
     there = [
         placed.at - placed.span.offset + part * size / placed.span.scale
-        for placed, part, size in zip((columns, rows), place, size_wh, strict=True)
+        for placed, part, size in zip((columns, rows), point, size_wh, strict=True)
     ]
     detector = replace(detector_of("yolov8"), transform=transform)
 
     back = detector._in_image(np.array([[*there, *there]]), size_wh)
 
-    np.testing.assert_allclose(back, [[place[axis % 2] * size_wh[axis % 2] for axis in range(4)]], atol=1e-9)
+    np.testing.assert_allclose(back, [[point[axis % 2] * size_wh[axis % 2] for axis in range(4)]], atol=1e-9)
 
 
 def test_boxes_in_the_margin_are_left_out():
@@ -238,10 +238,10 @@ def test_suppression_equals_the_plain_reference(drawn, iou, limit):
     boxes = np.array([[x[0], y[0], x[1], y[1]] for x, y, _ in drawn], np.float64).reshape(-1, 4)
     classes = np.array([index for _, _, index in drawn], np.int64)
     kept: list[int] = []
-    for place, box in enumerate(boxes):
-        others = [other for other in kept if classes[other] == classes[place]]
+    for position, box in enumerate(boxes):
+        others = [other for other in kept if classes[other] == classes[position]]
         if all(plain_iou(boxes[other], box) <= iou for other in others):
-            kept.append(place)
+            kept.append(position)
 
     assert suppress(boxes, classes, iou, limit).tolist() == kept[:limit]
 
@@ -275,6 +275,6 @@ BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
 def test_objects_of_two_detectors_are_matched(one, other, pairs):
     matches = match_objects(objects(*one), objects(*other))
 
-    assert [pair.places for pair in matches] == [places for places, _ in pairs]
+    assert [pair.indices for pair in matches] == [indices for indices, _ in pairs]
     assert [pair.difference for pair in matches] == pytest.approx([difference for _, difference in pairs])
     assert all(isinstance(pair, ObjectPair) for pair in matches)

@@ -12,14 +12,14 @@ from jsonschema import Draft202012Validator
 
 from nereid.backends.routing import reference_file
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import VariantSignals, from_traffic
 from nereid.insight.drift.comparison import MonitoredVariant, VariantDrift, compare, why_not
 from nereid.insight.drift.drift_report import agreement, wilson
 from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
-from nereid.insight.drift.recording import History, RecordedInterval, growth_of
-from nereid.tasks.task_outputs import Signals
+from nereid.insight.drift.recording import History, RecordedInterval, series_counts
+from nereid.tasks.task_outputs import QualitySignals
 from tests.tables import cases
 
 TARGET = MonitoredVariant("v1", "net_v1", 1, "7", "net_v1", 1)
@@ -47,7 +47,9 @@ def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> VariantSigna
     values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
     signals = VariantSignals(TARGET, "r")
     best = rng.integers(0, 5, images).tolist()
-    signals.add_outputs(Signals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS}))
+    signals.add_outputs(
+        QualitySignals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS})
+    )
     signals.images = images
     for number in range(images):
         signals.add_inputs({name: values[name][number] for name in recording.INPUT_SIGNALS})
@@ -64,13 +66,13 @@ def reference_of(measured: VariantSignals) -> reference_file.Reference:
 def test_page_is_read_by_series():
     page = MetricSamples.parse(PAGE, recording.PREFIXES)
 
-    assert growth_of(page) == {
+    assert series_counts(page) == {
         "route|r|v1|7|confidence": {"0.1": 1, "0.5": 2, "+Inf": 12},
         "route|r|v1|7|class": {"3": 8, "other": 2},
         "shadow|r|s": {"agreed": 4},
         "image|net_v1|1|aspect": {"+Inf": 6},
     }
-    assert growth_of(page - page) == {}
+    assert series_counts(page - page) == {}
 
 
 def test_bucket_that_lags_behind_counts_once():
@@ -81,18 +83,18 @@ def test_bucket_that_lags_behind_counts_once():
     ]
     history = History()
     for number, (before, after) in enumerate(pairwise(pages)):
-        history.add(RecordedInterval(NOW + number, 1.0, growth_of(after - before)))
+        history.add(RecordedInterval(NOW + number, 1.0, series_counts(after - before)))
 
     window, _ = history.window(NOW + 1, 3600)
 
     assert sum(recording.histogram(window[series], "aspect")) == sum(window[series].values()) == 5
-    assert history.last_growth(series) == NOW
+    assert history.last_increase(series) == NOW
 
 
 def test_value_on_a_bound_belongs_to_the_bucket_below_it():
     measured = VariantSignals(TARGET, "r")
 
-    measured.add_outputs(Signals(found=[0, 1, 5, 999]))
+    measured.add_outputs(QualitySignals(found=[0, 1, 5, 999]))
 
     assert measured.window == {"route|r|v1|7|found": {"0": 1, "1": 1, "6": 1, "+Inf": 1}}
 
@@ -103,7 +105,7 @@ def test_history_is_bounded():
         history.add(RecordedInterval(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
     line = 'nereid_image_aspect_bucket{{le="+Inf",model="m{}",version="1"}} 1\n'
 
-    page = growth_of(MetricSamples.parse("".join(line.format(number) for number in range(5000))))
+    page = series_counts(MetricSamples.parse("".join(line.format(number) for number in range(5000))))
 
     window, covered_s = history.window(NOW + 999, 3600)
     assert (len(history.slots), window["route|r|v1|7|confidence"], covered_s) == (10, {"0.5": 10}, 10.0)
@@ -120,8 +122,8 @@ def test_window_has_only_recent_slots(tmp_path):
 
     assert copy.slots == history.slots
     assert copy.window(NOW, 3600) == ({"route|r|v1|7|entropy": {"0.1": 3010}}, 120.0)
-    assert copy.last_growth("route|r|v1|7|") == NOW - 10
-    assert copy.last_growth("route|r|v2|") is None
+    assert copy.last_increase("route|r|v1|7|") == NOW - 10
+    assert copy.last_increase("route|r|v2|") is None
     assert list(History.load(tmp_path / "missing").slots) == []
 
 
@@ -137,7 +139,7 @@ def test_classes_count_only_with_their_reference():
     assert history.window(NOW, 3600, NOW) == ({entropy: {"0.1": 3}}, 30)
 
 
-def verdicts(window: recording.Growth, reference: reference_file.Reference) -> dict[str, str]:
+def verdicts(window: recording.SeriesCounts, reference: reference_file.Reference) -> dict[str, str]:
     return {drift.signal: drift.verdict for drift in compare(TARGET, "r", window, reference)}
 
 
@@ -150,7 +152,7 @@ def test_only_the_changed_signal_drifts():
 @pytest.mark.parametrize("measure", ["psi", "js"])
 def test_either_measure_shows_drift(monkeypatch, measure):
     limits = {"psi": inf, "js": inf, measure: 0.0}
-    monkeypatch.setattr(scores, "limit", lambda *given: scores.Distance(**limits))
+    monkeypatch.setattr(scores, "limit", lambda *arguments: scores.Distance(**limits))
 
     assert verdicts(drawn(2, brightness=0.9).window, reference_of(drawn(1)))["brightness"] == "drift"
 

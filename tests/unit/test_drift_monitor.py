@@ -15,7 +15,7 @@ from nereid.insight.drift.drift_report import report
 from nereid.insight.drift.monitor import STATE_FILE, DriftState, Monitor, Server, Timing
 from nereid.insight.drift.recording import RECORDING_FILE
 from nereid.server.ports import Ports
-from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.run_dir import GatewayInfo, ServerInfo
 from nereid.server.supervision import health
 from tests.routes import document, replace, store_adding, store_router, variant
 
@@ -40,8 +40,8 @@ class World:
 
     def find(self) -> Server | None:
         ports = Ports(1, 2, self.port)
-        record = ServerRecord(self.pid, "127.0.0.1", ports, str(self.repository), "ensemble", "")
-        return Server(record, self.run_dir) if self.is_running else None
+        server_info = ServerInfo(self.pid, "127.0.0.1", ports, str(self.repository), "ensemble", "")
+        return Server(server_info, self.run_dir) if self.is_running else None
 
     def page(self, path: str) -> health.HttpPage:
         labels = 'model_instance="r_0_0",route="r",variant="v1",version="1"'
@@ -176,6 +176,6 @@ def test_feedback_comes_from_gateways_on_any_address(world, host):
     world.look()
 
     with health.serve(lambda path: (HTTPStatus.OK, health.TEXT, text), "127.0.0.1", 0, "gateway") as port:
-        (accuracy,) = report(world.run_dir, "r", [GatewayRecord(1, host, port)]).accuracy
+        (accuracy,) = report(world.run_dir, "r", [GatewayInfo(1, host, port)]).accuracy
 
     assert (accuracy.answers, accuracy.correct) == (4, 3)

@@ -13,7 +13,7 @@ from nereid.cli.main import app
 from nereid.insight.drift.comparison import SignalDrift, VariantDrift
 from nereid.insight.drift.drift_report import Accuracy, Agreement, DriftReport
 from nereid.insight.drift.monitor import RouteDrift
-from nereid.insight.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit
+from nereid.insight.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, group_buckets, limit
 from tests.tables import rows
 
 histograms = st.integers(2, 20).flatmap(
@@ -46,9 +46,9 @@ def test_distances_are_those_of_the_definitions(pair):
 
 @given(counts, st.booleans())
 def test_groups_have_every_bucket_once(histogram, is_ordered):
-    groups = joined(histogram, is_ordered)
+    groups = group_buckets(histogram, is_ordered)
 
-    assert sorted(place for group in groups for place in group) == list(range(len(histogram)))
+    assert sorted(bucket for group in groups for bucket in group) == list(range(len(histogram)))
     sizes = add_up(histogram, groups)
     assert sum(sizes) == sum(histogram)
     if len(groups) > 1:
@@ -63,7 +63,7 @@ def test_chance_rarely_exceeds_a_limit(size, images, buckets):
     """At a risk of 1 % per comparison, 0.3 to 2 % of 5,000 pairs of samples exceed the limit."""
     rng = np.random.default_rng(buckets)
     old = rng.multinomial(size, rng.dirichlet(np.full(buckets, 3.0)))
-    groups = joined(old.tolist())
+    groups = group_buckets(old.tolist())
     reference = add_up(old.tolist(), groups)
     most = limit(reference, images, 0.01)
 

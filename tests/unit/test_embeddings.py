@@ -12,14 +12,14 @@ from hypothesis.extra import numpy as arrays
 from nereid.base.contract import EMBEDDING
 from nereid.client.result_kind import Timings
 from nereid.models.publish.examination import ExaminationRequest
-from nereid.tasks import DEFAULT, outputs_of
+from nereid.tasks import DEFAULT, make_task_outputs
 from nereid.tasks.embed.examination import VectorExamination
 from nereid.tasks.embed.outputs import EQUAL_DISTANCE, cosine_distances
 from nereid.tasks.embed.result import EMBEDDINGS
 from nereid.tasks.task_outputs import Comparison, Incomparable
 from tests.tables import cases
 
-EMBED = outputs_of([EMBEDDING, "variant", "version"])
+EMBED = make_task_outputs([EMBEDDING, "variant", "version"])
 
 
 def rows(*vectors: list[float]) -> dict[str, np.ndarray]:
@@ -94,7 +94,7 @@ def test_signal_is_the_part_of_the_components_that_carry_a_vector(vector, expect
     signals = EMBED.signals(rows(vector))
 
     assert signals.of_images == {"confidence": (), "entropy": [pytest.approx(expected)], "found": ()}
-    assert signals.about == {"dims": 4}
+    assert signals.attributes == {"dims": 4}
 
 
 @pytest.mark.parametrize("vector", [[math.nan, 1], [math.inf, 1], [0, 0], [1]], ids=str)
@@ -130,7 +130,7 @@ def test_other_forms_are_incomplete(shape, dtype):
 
 
 def request(described: str = "", outputs: int = 1, rows: int = 8) -> ExaminationRequest:
-    document = {"output": [{"name": f"output{place}"} for place in range(outputs)], "max_batch_size": rows}
+    document = {"output": [{"name": f"output{index}"} for index in range(outputs)], "max_batch_size": rows}
     return ExaminationRequest("net", Path("2"), document, preprocess=Path("pre"), described=described)
 
 

@@ -24,8 +24,8 @@ from nereid.models.publish.examination import (
     examine,
 )
 from nereid.models.publish.examiner import check_headroom, check_memory, is_slower
-from nereid.repository.layout import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
+from nereid.repository.repository_index import InvalidLabels
 from nereid.tasks.classify.examination import difference
 from tests.networks import DATATYPES, identity, move_out, written
 from tests.routes import wait_until
@@ -77,7 +77,7 @@ def make_request(tmp_path):
         (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
         request = ExaminationRequest(
             model="net",
-            candidate=tmp_path / "net" / "incoming",
+            version_folder=tmp_path / "net" / "incoming",
             document=config(),
             current=tmp_path / "net" / "1",
             preprocess=None,
@@ -92,7 +92,7 @@ def make_request(tmp_path):
 
 
 def examined(request: ExaminationRequest) -> Measurements:
-    return examiner.examine(request, lambda line: None)
+    return examiner.examine_step_by_step(request, lambda line: None)
 
 
 @pytest.fixture
@@ -122,10 +122,10 @@ def external(location: str) -> onnx.ModelProto:
     return model
 
 
-def spoiled(matrix: np.ndarray, *places: tuple[int, int]) -> np.ndarray:
+def spoiled(matrix: np.ndarray, *positions: tuple[int, int]) -> np.ndarray:
     matrix = matrix.copy()
-    for place in places:
-        matrix[place] = np.nan
+    for position in positions:
+        matrix[position] = np.nan
     return matrix
 
 
@@ -193,7 +193,7 @@ def test_bad_network_is_rejected_with_its_reason(make_request, candidate, change
 
 def test_external_weights_are_checked(make_request):
     question = make_request(external("w.bin"))
-    (question.candidate / "w.bin").write_bytes(spoiled(weights(), (191, 2)).tobytes())
+    (question.version_folder / "w.bin").write_bytes(spoiled(weights(), (191, 2)).tobytes())
 
     with pytest.raises(Rejected, match=r"'w': .* NaN in 1 of 768"):
         examined(question)
@@ -330,7 +330,7 @@ def test_crash_of_the_process_is_a_rejection(make_request, number):
 
 
 def fifo(make_request: Callable[..., ExaminationRequest]) -> Path:
-    path = make_request(classifier()).candidate.parent / "pipe"
+    path = make_request(classifier()).version_folder.parent / "pipe"
     os.mkfifo(path)
     return path
 
@@ -340,7 +340,7 @@ def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, e
     monkeypatch.setattr(examination, "TIMEOUT_S", 2.5)
     monkeypatch.setattr(examination, "BYTES_PER_S", 2**20)
     request = make_request(classifier(), labels=fifo(make_request))
-    (request.candidate / "weights").write_bytes(bytes(2**20))
+    (request.version_folder / "weights").write_bytes(bytes(2**20))
     before = children(os.getpid())
 
     message = f"'net' was stopped: expected a result within {expected} s, last step: "

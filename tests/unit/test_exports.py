@@ -37,11 +37,11 @@ def proposed(tmp_path):
 
 def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
     """Declare height, width and all dims of the outputs as variable, as exports with dynamic axes do."""
-    for place, name in ((2, "height"), (3, "width")):
-        model.graph.input[0].type.tensor_type.shape.dim[place].dim_param = name
+    for axis, name in ((2, "height"), (3, "width")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
     for output in model.graph.output:
-        for place, dim in enumerate(output.type.tensor_type.shape.dim):
-            dim.dim_param = f"{output.name}_{place}"
+        for axis, dim in enumerate(output.type.tensor_type.shape.dim):
+            dim.dim_param = f"{output.name}_{axis}"
     return model
 
 
@@ -53,7 +53,7 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_metadata_of_ultralytics_is_enough(model, more, head, proposed, tmp_path):
     plan = proposed(model, ULTRALYTICS | more)
 
-    assert (plan.intake.name, plan.settings.head, plan.settings.sides_px) == ("detect", head, (SIDE, SIDE))
+    assert (plan.importer.name, plan.settings.head, plan.settings.sides_px) == ("detect", head, (SIDE, SIDE))
     assert [(result["label"], result["score"]) for result in plan.results["photo.png"]] == FOUND
     assert ModelConfig.from_file(tmp_path / "models" / "cars_network", 1).max_batch_size > 0
 
@@ -74,10 +74,10 @@ def of_one_image(model: onnx.ModelProto, rank: int) -> onnx.ModelProto:
     return model
 
 
-@cases(("rank", "given"), alone=(3, {}), batch_of_one=(4, {}), normalised=(4, {"scale": "1"}))
-def test_results_of_one_image_get_a_batch(proposed, rank, given):
+@cases(("rank", "parameters"), alone=(3, {}), batch_of_one=(4, {}), normalised=(4, {"scale": "1"}))
+def test_results_of_one_image_get_a_batch(proposed, rank, parameters):
     """As torchvision documents its export; two images in one run would get the results of the first."""
-    plan = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
+    plan = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=parameters)
 
     settings = plan.settings
     assert (settings.head, settings.can_batch) == ("torchvision", False)
@@ -115,8 +115,8 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
     """RT-DETR of transformers has one column per class, and DETR one more."""
     (labels := tmp_path / "names.txt").write_text("\n".join(CLASSES))
 
-    given = {"task": "detect", "parameters": {"preset": "rtdetr"}, "labels": labels}
-    plan = proposed(TestDetector("detr_sigmoid").build(), **given)
+    options = {"task": "detect", "parameters": {"preset": "rtdetr"}, "labels": labels}
+    plan = proposed(TestDetector("detr_sigmoid").build(), **options)
 
     assert [(result["label"], result["score"]) for result in plan.results["photo.png"]] == FOUND
 

@@ -67,13 +67,13 @@ def test_outputs_of_another_head_are_refused(objects, message, found_objects):
         found_objects.first_run(None, [PHOTO], [outputs(*objects)], True)
 
 
-def test_survey_shows_the_best_objects(found_objects):
+def test_first_run_shows_the_best_objects(found_objects):
     many = [((x, y, x + 4, y + 4), 1 - (x + 8 * y) / 1000, 2) for y in (0.0, 8.0) for x in range(0, 64, 8)]
 
-    survey = found_objects.first_run(None, [PHOTO, PHOTO], [outputs(*KNOWN), outputs(*many)], True)
+    first_run = found_objects.first_run(None, [PHOTO, PHOTO], [outputs(*KNOWN), outputs(*many)], True)
 
-    assert survey.can_batch
+    assert first_run.can_batch
     known = [(CLASSES[index], score, [*box]) for box, score, index in KNOWN]
-    assert [tuple(result.values()) for result in survey.results[0]] == known
-    assert len(survey.results[1]) == SHOWN < len(many)
-    assert survey.results[1][0]["box"] == [0, 0, 4, 4]
+    assert [tuple(result.values()) for result in first_run.results[0]] == known
+    assert len(first_run.results[1]) == SHOWN < len(many)
+    assert first_run.results[1][0]["box"] == [0, 0, 4, 4]

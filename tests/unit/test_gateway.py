@@ -17,12 +17,12 @@ from PIL import Image
 
 from nereid.client import classifier_errors as errors
 from nereid.gateway.admission import MAX_WAITING_PER_SLOT, Admission
-from nereid.gateway.failures import STATUS, Failure
+from nereid.gateway.failures import STATUS_BY_CODE, Failure
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.keys import EXPOSED_WITHOUT_KEYS, KeyRing
 from nereid.gateway.models import Models
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import build
 from nereid.tasks import DEFAULT, TASKS
 from tests.gateways import (
@@ -54,7 +54,7 @@ def code(answer) -> tuple[int, str]:
     body = answer.json()
     assert {*body} == {"error", "request_id"}
     assert body["request_id"] == answer.headers["x-request-id"]
-    assert answer.status_code == STATUS[body["error"]["code"]]
+    assert answer.status_code == STATUS_BY_CODE[body["error"]["code"]]
     return answer.status_code, body["error"]["code"]
 
 
@@ -182,17 +182,17 @@ def test_only_headers_of_the_route_are_forwarded(caplog):
     assert {*options["headers"]} == {"x-route-group", "traceparent"}
     spans = {trace, answer.headers["traceparent"][3:-3], options["headers"]["traceparent"][3:-3]}
     assert len(spans) == 3  # the caller's, the gateway's, and that of the inference
-    for given in (answer.headers["traceparent"], options["headers"]["traceparent"]):
-        assert re.fullmatch(rf"00-{'a' * 32}-[0-9a-f]{{16}}-01", given)
+    for traceparent in (answer.headers["traceparent"], options["headers"]["traceparent"]):
+        assert re.fullmatch(rf"00-{'a' * 32}-[0-9a-f]{{16}}-01", traceparent)
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
     (line,) = (json.loads(record.message) for record in caplog.records)
     values = [line[name] for name in ("path", "status", "outcome", "key_id")]
     assert values == ["/predict", 200, "ok", "id-infer"]
 
 
-@pytest.mark.parametrize("given", ["x" * 129, "ä", ""])
-def test_bad_ids_are_replaced(given):
-    headers = {"x-request-id": given.encode(), "traceparent": f"00-{'0' * 32}-{'b' * 16}-01"}
+@pytest.mark.parametrize("request_id", ["x" * 129, "ä", ""])
+def test_bad_ids_are_replaced(request_id):
+    headers = {"x-request-id": request_id.encode(), "traceparent": f"00-{'0' * 32}-{'b' * 16}-01"}
 
     answer = send(gateway(Upstream()), "GET", "/healthz", headers=headers)
 
@@ -208,7 +208,7 @@ def test_bad_ids_are_replaced(given):
     ("admin", {"/v1/live": 200, "/metrics": 200}),
 )
 def test_key_grants_its_scopes(secret, expected):
-    made = gateway(Upstream(), Settings(keys_needed=True), keys=RING, route=Control())
+    made = gateway(Upstream(), GatewaySettings(keys_needed=True), keys=RING, route=Control())
 
     for headers in ({"authorization": f"Bearer {secret}"}, {"x-api-key": f"{secret}"}):
         answers = {path: send(made, "GET", path, headers=headers if secret else {}) for path in expected}
@@ -220,10 +220,10 @@ def test_key_grants_its_scopes(secret, expected):
 
 def test_gateway_without_keys_stays_on_loopback():
     with pytest.raises(ValueError, match=re.escape(EXPOSED_WITHOUT_KEYS)):
-        create_gateway(Settings(host="0.0.0.0"), KeyRing(), Source())
+        create_gateway(GatewaySettings(host="0.0.0.0"), KeyRing(), Source())
 
-    assert create_gateway(Settings(host="::1"), KeyRing(), Source())
-    assert create_gateway(Settings(host="0.0.0.0"), RING, Source())
+    assert create_gateway(GatewaySettings(host="::1"), KeyRing(), Source())
+    assert create_gateway(GatewaySettings(host="0.0.0.0"), RING, Source())
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_gateway_without_keys_stays_on_loopback():
 )
 def test_invalid_settings_are_rejected(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0].replace("cors", "CORS")):
-        Settings(**wrong)
+        GatewaySettings(**wrong)
 
 
 @pytest.mark.parametrize("secret", [None, "infer", "route", "wrong"])
@@ -281,7 +281,7 @@ def test_route_is_changed_with_the_scope_route(body, secret, status):
 
 def test_foreign_hosts_and_origins_are_rejected():
     plain = gateway(Upstream())
-    cors = gateway(Upstream(), Settings(cors_origins=("https://photos.example",)))
+    cors = gateway(Upstream(), GatewaySettings(cors_origins=("https://photos.example",)))
     photos = {"origin": "https://photos.example"}
 
     assert send(plain, "GET", "/healthz", headers={"host": "evil.example"}).status_code == 400
@@ -433,7 +433,7 @@ async def test_late_body_is_rejected():
 @asynchronous
 async def test_overload_is_reported_before_the_body_is_read():
     upstream = Upstream()
-    made = gateway(upstream, Settings())
+    made = gateway(upstream, GatewaySettings())
 
     upstream.gate.clear()
     await made.models.find(None, DEFAULT)  # later requests do not wait for the model's outputs
@@ -482,9 +482,9 @@ def test_costly_request_is_paid_afterwards(clock):
             clock.now_s += 1.0
             return await super().infer(image, **options)
 
-    made = gateway(Slow(), Settings(rate_per_s=0.01, burst=20), keys=RING)
+    made = gateway(Slow(), GatewaySettings(rate_per_s=0.01, burst=20), keys=RING)
     made = replace(made, admission=Admission(8, clock))
-    made.admission.costs.note("other", "/v2/models/classify/infer", 0.01, 1)
+    made.admission.unit_latencies.record("other", "/v2/models/classify/infer", 0.01, 1)
 
     headers = {"x-api-key": "infer"}
     answers = [send(made, "POST", "/predict", content=IMAGE, headers=headers) for _ in range(2)]
@@ -494,7 +494,7 @@ def test_costly_request_is_paid_afterwards(clock):
 
 def test_rate_is_limited_by_key_and_pixels():
     """A small file of 25 million pixels costs as much as 25 photos, as debt."""
-    made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=20), keys=RING)
+    made = gateway(Upstream(), GatewaySettings(rate_per_s=0.01, burst=20), keys=RING)
 
     def status(secret: str, size_wh: tuple[int, int]) -> int:
         content = save(Image.new("RGB", size_wh))
@@ -584,7 +584,7 @@ def test_preview_shows_what_the_network_sees(path, body, expected):
 async def test_previews_go_one_at_a_time_to_their_end_and_cost_what_they_take(monkeypatch):
     """A preview whose client has its error still decodes; the next one waits for it."""
     ring = Ring({name: key(name, "infer") for name in ("a", "b")})
-    made = gateway(Upstream(), Settings(rate_per_s=0.001, burst=20), keys=ring)
+    made = gateway(Upstream(), GatewaySettings(rate_per_s=0.001, burst=20), keys=ring)
     go_on, running = threading.Event(), []
 
     def prepare(name: str, image: bytes) -> bytes:

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from nereid.gateway.admission import (
-    ASSUMED_LEFT_S,
+    ASSUMED_REMAINING_S,
+    KEY_IDLE_TIMEOUT_S,
     MAX_LARGE_WAITING,
     MAX_LATE_HOLD_S,
     MAX_WAITING_PER_SLOT,
-    MEMORY_S,
     Admission,
-    Costs,
     FairQueue,
     Slot,
+    UnitLatencies,
 )
 from nereid.gateway.failures import Failure
 from nereid.gateway.keys import Quotas
-from nereid.vision.imaging.formats.size import LARGE_WORK
+from nereid.vision.imaging.formats.image_header import LARGE_COST
 from tests.conftest import FakeClock
 from tests.gateways import asynchronous, key
 from tests.tables import cases
@@ -35,11 +35,11 @@ def learn(admission: Admission, clock: FakeClock, rtt_s: float, count: int = 40)
     for _ in range(count):
         slot = take(admission)
         clock.now_s += rtt_s
-        slot.answered()
+        slot.release_answered()
 
 
 def take(admission: Admission) -> Slot:
-    return asyncio.run(admission.take(9))
+    return asyncio.run(admission.acquire(9))
 
 
 async def asked(*requests: Coroutine[Any, Any, Any]) -> list[asyncio.Task]:
@@ -51,7 +51,7 @@ async def asked(*requests: Coroutine[Any, Any, Any]) -> list[asyncio.Task]:
 
 async def admitted(admission: Admission, count: int) -> tuple[int, int, float]:
     """Send requests; return those in flight, those in the queue, and the time until a retry."""
-    for task in await asked(*(admission.take(99) for _ in range(count))):
+    for task in await asked(*(admission.acquire(99) for _ in range(count))):
         task.cancel()
     return admission.in_flight, admission.waiting, admission.retry_after_s()
 
@@ -59,16 +59,16 @@ async def admitted(admission: Admission, count: int) -> tuple[int, int, float]:
 @asynchronous
 async def test_requests_in_flight_are_limited(admission):
     came, limit = [], admission.limit
-    slots = [await admission.take(9) for _ in range(limit)]
+    slots = [await admission.acquire(9) for _ in range(limit)]
 
     async def wait(number: int) -> Slot:
-        slot = await admission.take(9)
+        slot = await admission.acquire(9)
         came.append(number)
         return slot
 
     waiting = await asked(*(wait(number) for number in range(limit * MAX_WAITING_PER_SLOT)))
     with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as rejected:
-        await admission.take(9)
+        await admission.acquire(9)
     assert (rejected.value.status, dict(rejected.value.headers)) == (429, {b"retry-after": b"1"})
     assert (admission.in_flight, admission.waiting, came) == (limit, len(waiting), [])
 
@@ -91,8 +91,8 @@ async def test_requests_in_flight_are_limited(admission):
 @asynchronous
 async def test_slot_of_a_request_that_gives_up_is_free(clock):
     admission = Admission(1, clock)
-    slot = await admission.take(9)
-    (second,) = await asked(admission.take(9))
+    slot = await admission.acquire(9)
+    (second,) = await asked(admission.acquire(9))
     slot.release()
     second.cancel()  # the slot is assigned, but the task has not resumed
     await asyncio.gather(second, return_exceptions=True)
@@ -177,13 +177,13 @@ async def test_keys_share_the_time(before, seconds, expected):
 
     async def wait(key_id: str) -> None:
         nonlocal came
-        await turns.take(key_id)
+        await turns.acquire(key_id)
         came += key_id
         turns.release(key_id, seconds[key_id])
 
     for key_id in before:
         await wait(key_id)
-    await turns.take("")
+    await turns.acquire("")
     tasks = await asked(*(wait(key_id) for key_id in sorted(expected)))
     turns.release("")
     await asyncio.gather(*tasks)
@@ -193,8 +193,8 @@ async def test_keys_share_the_time(before, seconds, expected):
 
 @asynchronous
 async def test_full_queue_of_a_key_is_full_for_that_key_only(admission):
-    slots = [await admission.take(9) for _ in range(admission.limit)]
-    tasks = await asked(*(admission.take(99, "a") for _ in range(MAX_WAITING_PER_SLOT * admission.limit)))
+    slots = [await admission.acquire(9) for _ in range(admission.limit)]
+    tasks = await asked(*(admission.acquire(99, "a") for _ in range(MAX_WAITING_PER_SLOT * admission.limit)))
 
     with pytest.raises(Failure, match="in the queue"):
         admission.check(99, "a")
@@ -210,16 +210,16 @@ async def test_full_queue_of_a_key_is_full_for_that_key_only(admission):
 
 @asynchronous
 async def test_large_images_go_one_at_a_time(admission):
-    first = await admission.take(9, "a", work=[LARGE_WORK])
-    others = await asked(*(admission.take(9, "a", work=[LARGE_WORK]) for _ in range(MAX_LARGE_WAITING)))
+    first = await admission.acquire(9, "a", costs=[LARGE_COST])
+    others = await asked(*(admission.acquire(9, "a", costs=[LARGE_COST]) for _ in range(MAX_LARGE_WAITING)))
 
     with pytest.raises(Failure, match=f"{MAX_LARGE_WAITING} large images of this key are in the queue"):
-        await admission.take(9, "a", work=[LARGE_WORK])
-    (await admission.take(9, "a")).release()
-    (other_key,) = await asked(admission.take(9, "b", work=[LARGE_WORK]))
+        await admission.acquire(9, "a", costs=[LARGE_COST])
+    (await admission.acquire(9, "a")).release()
+    (other_key,) = await asked(admission.acquire(9, "b", costs=[LARGE_COST]))
     assert (admission.in_flight, admission.waiting) == (1, MAX_LARGE_WAITING + 1)
 
-    first.answered()
+    first.release_answered()
     slots = [await others[0]]
     slots[0].release()
     await asyncio.sleep(0)
@@ -230,15 +230,15 @@ async def test_large_images_go_one_at_a_time(admission):
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
-@cases("options", any={}, large={"work": [LARGE_WORK]}, first_of_a_key={"key_id": "a"})
+@cases("options", any={}, large={"costs": [LARGE_COST]}, first_of_a_key={"key_id": "a"})
 @asynchronous
 async def test_request_that_gives_up_frees_its_turn(clock, options):
     admission = Admission(1, clock)
-    admission.costs.note("b", "", 0.01, 1)
-    held = await admission.take(9)
+    admission.unit_latencies.record("b", "", 0.01, 1)
+    held = await admission.acquire(9)
     with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
-        await admission.take(0.01, **options)
-    first, second = await asked(*(admission.take(9, **options) for _ in range(2)))
+        await admission.acquire(0.01, **options)
+    first, second = await asked(*(admission.acquire(9, **options) for _ in range(2)))
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     held.release()
@@ -250,9 +250,9 @@ async def test_request_that_gives_up_frees_its_turn(clock, options):
 def test_round_trip_of_a_large_image_says_nothing(admission, clock):
     """It would lower the limit for small ones."""
     learn(admission, clock, 0.2)
-    slot = asyncio.run(admission.take(99, work=[LARGE_WORK]))
+    slot = asyncio.run(admission.acquire(99, costs=[LARGE_COST]))
     clock.now_s += 60
-    slot.answered()
+    slot.release_answered()
 
     take(admission)
     admission.check(0.3)
@@ -263,8 +263,8 @@ def test_round_trip_of_a_large_image_says_nothing(admission, clock):
 async def test_key_that_is_alone_uses_all_slots(clock, limit):
     """Another one gets the next slot that is free, and from then on has one left to it for a minute."""
     admission = Admission(limit, clock)
-    slots = [await admission.take(9, "a") for _ in range(admission.limit)]
-    waiting = await asked(*(admission.take(9, key_id) for key_id in "aab"))
+    slots = [await admission.acquire(9, "a") for _ in range(admission.limit)]
+    waiting = await asked(*(admission.acquire(9, key_id) for key_id in "aab"))
     assert (admission.in_flight, admission.waiting) == (admission.limit, 3)
 
     slots.pop().release()
@@ -272,7 +272,7 @@ async def test_key_that_is_alone_uses_all_slots(clock, limit):
     await asyncio.sleep(0)
     assert (admission.in_flight, admission.waiting) == (admission.limit - 1, 2)
 
-    clock.now_s += MEMORY_S + 1
+    clock.now_s += KEY_IDLE_TIMEOUT_S + 1
     slots.pop().release()
     slots += [await task for task in waiting[:2]]
     assert admission.in_flight == admission.limit
@@ -283,12 +283,12 @@ async def test_key_that_is_alone_uses_all_slots(clock, limit):
 
 @asynchronous
 async def test_large_images_of_an_unknown_key_do_not_pile_up(admission):
-    admission.costs.note("b", "m", 0.01, 1)
-    large = (admission.take(9, "a", [LARGE_WORK], "m") for _ in range(1 + MAX_LARGE_WAITING))
+    admission.unit_latencies.record("b", "m", 0.01, 1)
+    large = (admission.acquire(9, "a", [LARGE_COST], "m") for _ in range(1 + MAX_LARGE_WAITING))
     tasks = await asked(*large)
 
     with pytest.raises(Failure, match=f"{MAX_LARGE_WAITING} large images of this key are in the queue"):
-        await admission.take(9, "a", [LARGE_WORK], "m")
+        await admission.acquire(9, "a", [LARGE_COST], "m")
     for task in tasks:
         (await task).release()
     assert (admission.in_flight, admission.waiting) == (0, 0)
@@ -296,14 +296,14 @@ async def test_large_images_of_an_unknown_key_do_not_pile_up(admission):
 
 @asynchronous
 async def test_one_key_leaves_a_slot_to_others(admission):
-    (await admission.take(9, "b")).release()
-    admission.costs.note("a", "", 0.01, 1)
-    admission.costs.note("b", "", 0.01, 1)
-    many = await asked(*(admission.take(9, "a") for _ in range(admission.limit + 5)))
+    (await admission.acquire(9, "b")).release()
+    admission.unit_latencies.record("a", "", 0.01, 1)
+    admission.unit_latencies.record("b", "", 0.01, 1)
+    many = await asked(*(admission.acquire(9, "a") for _ in range(admission.limit + 5)))
     assert admission.in_flight == admission.limit - 1
 
-    (await admission.take(9, "b")).release()
-    without_key = await admission.take(9)
+    (await admission.acquire(9, "b")).release()
+    without_key = await admission.acquire(9)
     assert admission.in_flight == admission.limit
 
     without_key.release()
@@ -314,18 +314,18 @@ async def test_one_key_leaves_a_slot_to_others(admission):
 
 @asynchronous
 async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(admission, clock):
-    admission.costs.note("b", "read", 0.01, 1)
-    tasks = await asked(*(admission.take(9, "a", [work], "read") for work in (1, LARGE_WORK, 1, 1)))
-    other_model = await admission.take(9, "a", model="classify")
+    admission.unit_latencies.record("b", "read", 0.01, 1)
+    tasks = await asked(*(admission.acquire(9, "a", [cost], "read") for cost in (1, LARGE_COST, 1, 1)))
+    other_model = await admission.acquire(9, "a", model="classify")
     assert (admission.in_flight, admission.waiting) == (2, 3)
 
     first = await tasks[0]
     clock.now_s += 1
     first.measure(is_answered=True)
-    first.answered()
+    first.release_answered()
     await asyncio.sleep(0.01)
     assert (admission.in_flight, admission.waiting) == (2, 2)  # costly ones go one at a time
-    (await admission.take(9, "b", model="read")).release()
+    (await admission.acquire(9, "b", model="read")).release()
 
     other_model.release()
     for task in tasks[1:]:
@@ -342,13 +342,13 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(admi
     no_key=([("b", 1.0), ("", 1.0)], sys.maxsize),
 )
 def test_slow_requests_of_a_key_leave_instances_to_others(requests, most, clock):
-    costs, key_id = Costs(clock, cores=8), "a" if requests[-1][0] else ""
+    unit_latencies, key_id = UnitLatencies(clock, cores=8), "a" if requests[-1][0] else ""
     for name, seconds in requests:
-        costs.note(name, "m", seconds, 1)
+        unit_latencies.record(name, "m", seconds, 1)
 
-    assert costs.most_in_flight(key_id, "m") == most
-    clock.now_s += MEMORY_S + 1
-    assert costs.most_in_flight(key_id, "m") == sys.maxsize
+    assert unit_latencies.most_in_flight(key_id, "m") == most
+    clock.now_s += KEY_IDLE_TIMEOUT_S + 1
+    assert unit_latencies.most_in_flight(key_id, "m") == sys.maxsize
 
 
 @cases(
@@ -366,32 +366,32 @@ def test_slow_requests_of_a_key_leave_instances_to_others(requests, most, clock)
     alone=([("a", 9.0, 1, 1)], False, 0),
 )
 def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
-    costs = Costs(clock)
+    unit_latencies = UnitLatencies(clock)
 
-    *_, last = [costs.note(key_id, "m", *request) for key_id, *request in requests]
+    *_, last = [unit_latencies.record(key_id, "m", *request) for key_id, *request in requests]
 
-    assert (costs.is_costly("a", "m"), last) == (is_costly, debt)
-    assert not costs.is_costly("a", "other")
-    clock.now_s += MEMORY_S + 1
-    assert not costs.is_costly("a", "m")
+    assert (unit_latencies.is_costly("a", "m"), last) == (is_costly, debt)
+    assert not unit_latencies.is_costly("a", "other")
+    clock.now_s += KEY_IDLE_TIMEOUT_S + 1
+    assert not unit_latencies.is_costly("a", "m")
 
 
 @cases(
-    small=(1, 0.5, 1.5, ASSUMED_LEFT_S - 0.5),
+    small=(1, 0.5, 1.5, ASSUMED_REMAINING_S - 0.5),
     batch=(3, 0.5, 5.5, 5.5),
     later_than_usual=(1, 5.0, 0.0, 5.0),
     large=(8, 5.0, MAX_LATE_HOLD_S, MAX_LATE_HOLD_S),
     late_and_large=(8, 56.0, MAX_LATE_HOLD_S, MAX_LATE_HOLD_S),
 )
 def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(
-    work, spent_s, abandoned_work_s, limited_s, admission, clock
+    cost, spent_s, abandoned_work_s, limited_s, admission, clock
 ):
-    admission.costs.note("a", "m", 2.0, 1)
-    slot = asyncio.run(admission.take(9, "a", [work], "m"))
+    admission.unit_latencies.record("a", "m", 2.0, 1)
+    slot = asyncio.run(admission.acquire(9, "a", [cost], "m"))
     clock.now_s += spent_s
 
     assert slot.abandoned_work_s() == pytest.approx(abandoned_work_s)
     slot.measure(is_answered=False)
-    assert admission.costs.expected_s("a", "m") >= 2.0  # what was left early says nothing about less
-    admission.costs.note("b", "m", 0.2, 1)
+    assert admission.unit_latencies.expected_s("a", "m") >= 2.0  # what was left early says nothing about less
+    admission.unit_latencies.record("b", "m", 0.2, 1)
     assert slot.abandoned_work_s() == pytest.approx(limited_s)  # now that another key uses the model

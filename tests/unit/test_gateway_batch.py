@@ -9,11 +9,11 @@ from PIL import Image
 
 from nereid.client import classifier_errors as errors
 from nereid.gateway.admission import MAX_LARGE_WAITING, Admission
-from nereid.gateway.failures import STATUS
+from nereid.gateway.failures import STATUS_BY_CODE
 from nereid.gateway.http.http_request import GatewayRequest
-from nereid.gateway.readiness import Readiness
+from nereid.gateway.readiness import ReadinessProbe
 from nereid.gateway.route_control import RouteView
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from tests.gateways import PREDICTION, RING, Caller, Control, Upstream, asynchronous, gateway, send
 from tests.pictures import save
 from tests.tables import cases, rows
@@ -71,13 +71,13 @@ def test_image_fails_alone(error, code, caplog):
 def test_batch_fails_as_a_whole_if_the_server_fails_every_image(error, code):
     answer = send(gateway(Upstream(error)), "POST", "/v1/classify", json=batch("a", "b"))
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (STATUS[code], code)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (STATUS_BY_CODE[code], code)
     assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_batch_leaves_half_of_the_slots():
     upstream = Chooser()
-    made = gateway(upstream, Settings(max_in_flight=8, max_images=16))
+    made = gateway(upstream, GatewaySettings(max_in_flight=8, max_images=16))
 
     send(made, "POST", "/v1/classify", json=batch(*"abcdefghijkl"))
 
@@ -86,7 +86,7 @@ def test_batch_leaves_half_of_the_slots():
 
 
 def test_batch_counts_every_image_in_the_quota():
-    made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=2), keys=RING)
+    made = gateway(Upstream(), GatewaySettings(rate_per_s=0.01, burst=2), keys=RING)
     headers = {"x-api-key": "infer"}
 
     assert send(made, "POST", "/v1/classify", json=batch(*"abcd"), headers=headers).status_code == 200
@@ -97,7 +97,7 @@ def test_batch_of_large_images_is_answered():
     image = base64.b64encode(save(Image.new("RGB", (4000, 3000)))).decode()
     body = {"images": [{"image": image}] * (MAX_LARGE_WAITING + 4)}
 
-    answer = send(gateway(Chooser(), Settings()), "POST", "/v1/classify", json=body)
+    answer = send(gateway(Chooser(), GatewaySettings()), "POST", "/v1/classify", json=body)
 
     assert [result.get("error") for result in answer.json()["results"]] == [None] * (MAX_LARGE_WAITING + 4)
 
@@ -109,9 +109,9 @@ async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cance
     upstream = Upstream(errors.ServerFailed("deadline exceeded: variant 'v2' has not responded in 9 ms"))
     made = replace(gateway(upstream), admission=Admission(8, clock))
 
-    slot = await made.admission.take(9)
+    slot = await made.admission.acquire(9)
     clock.now_s += 30
-    slot.answered()  # the mean round trip is 30 s
+    slot.release_answered()  # the mean round trip is 30 s
     if is_cancelled:
         upstream.gate.clear()
     caller = Caller(made, headers=[(b"x-request-timeout-ms", b"60000")])
@@ -129,16 +129,16 @@ async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cance
 @asynchronous
 async def test_request_that_was_late_before_it_was_sent_keeps_no_slot(clock, monkeypatch):
     made, left = replace(gateway(Upstream()), admission=Admission(8, clock)), iter([9.0, 0.0])
-    slot = await made.admission.take(9)
+    slot = await made.admission.acquire(9)
     clock.now_s += 30
-    slot.answered()  # the mean round trip is 30 s
+    slot.release_answered()  # the mean round trip is 30 s
 
-    def left_s(request: GatewayRequest) -> float:
+    def remaining_s(request: GatewayRequest) -> float:
         if seconds := next(left):
             return seconds
         raise request.deadline_failure()
 
-    monkeypatch.setattr(GatewayRequest, "left_s", left_s)
+    monkeypatch.setattr(GatewayRequest, "remaining_s", remaining_s)
     caller = Caller(made, headers=[(b"x-request-timeout-ms", b"60000")])
     await caller.start()
 
@@ -163,7 +163,7 @@ async def test_changed_weights_are_shown_immediately():
 @asynchronous
 async def test_readiness_is_probed_once_for_all_and_again_after_two_seconds():
     now, upstream = [0.0], Upstream()
-    readiness = Readiness(lambda image, timeout_s: upstream.infer(image), lambda: now[0])
+    readiness = ReadinessProbe(lambda image, timeout_s: upstream.infer(image), lambda: now[0])
     for now[0], probes in ((0.0, 1), (1.9, 1), (2.1, 2)):
         upstream.gate.clear()
         asyncio.get_running_loop().call_later(0.01, upstream.gate.set)

@@ -14,7 +14,7 @@ from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, Uploads, read_form
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
 from tests.tables import cases, rows
 
@@ -60,7 +60,7 @@ class Wire(asyncio.Transport):
         return self.written[9:12]
 
 
-def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtocol, Wire]:
+def connect(settings: GatewaySettings = SMALL, peer: str = "a") -> tuple[BoundedProtocol, Wire]:
     config = uvicorn.Config(create_app(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
     protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire(peer)
     wire.set_protocol(protocol)
@@ -113,7 +113,7 @@ async def test_connection_with_a_request_stays(monkeypatch):
     """If all are busy, the new one is closed."""
     monkeypatch.setattr(bounded_protocol, "_OPEN", {})
     monkeypatch.setattr(bounded_protocol, "MAX_OF_PEER", 1)
-    protocol, busy = connect(Settings())
+    protocol, busy = connect(GatewaySettings())
     protocol.data_received(POST + b"content-length: 4\r\n\r\n")
     _, new = connect()
     protocol.data_received(b"abcd")
@@ -123,7 +123,7 @@ async def test_connection_with_a_request_stays(monkeypatch):
 
 @asynchronous
 async def test_late_head_ends_the_connection(monkeypatch):
-    monkeypatch.setattr(bounded_protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(bounded_protocol, "HEAD_TIMEOUT_S", 0.2)
     (first, slow), (second, repeated), (_, silent) = connect(), connect(), connect()
     first.data_received(b"GET /healthz HTTP/1.1\r\nhost: loc")
     second.data_received(GET)
@@ -140,8 +140,8 @@ async def test_late_head_ends_the_connection(monkeypatch):
 
 @asynchronous
 async def test_head_in_time_is_answered_late(monkeypatch):
-    monkeypatch.setattr(bounded_protocol, "HEAD_S", 0.1)
-    protocol, wire = connect(Settings())
+    monkeypatch.setattr(bounded_protocol, "HEAD_TIMEOUT_S", 0.1)
+    protocol, wire = connect(GatewaySettings())
     protocol.data_received(POST + b"content-length: 4\r\n\r\n")
     await asyncio.sleep(0.3)
     protocol.data_received(b"abcdGET /healthz")
@@ -155,7 +155,7 @@ async def test_trailers_are_bounded_and_bodies_are_not():
     protocol.data_received(CHUNKED + b"1\r\na\r\n0\r\nx-a: ")
     for _ in range(3):
         protocol.data_received(b"a" * 30_000)
-    protocol, whole = connect(Settings())
+    protocol, whole = connect(GatewaySettings())
     protocol.data_received(POST + b"content-length: 200000\r\n\r\n" + bytes(100_000))
     protocol.data_received(bytes(100_000))
 
@@ -166,7 +166,7 @@ async def test_trailers_are_bounded_and_bodies_are_not():
 @asynchronous
 async def test_trailers_are_no_headers():
     """A proxy that filters headers may pass them on: a key there counts for nothing, right or wrong."""
-    protocol, wire = connect(Settings())
+    protocol, wire = connect(GatewaySettings())
     protocol.data_received(CHUNKED + b"1\r\na\r\n0\r\nx-api-key: unknown\r\n\r\n")
 
     assert await wire.status() == b"200"
@@ -251,7 +251,7 @@ def test_form_is_read_or_rejected(body, expected):
 def test_json_is_counted_before_it_is_decoded(method, path, body, expected):
     """Millions of small values would block all requests; an image is one large value."""
     headers = {"content-type": "application/json", "x-api-key": "admin"}
-    made = gateway(Upstream(), Settings(), RING, Control())
+    made = gateway(Upstream(), GatewaySettings(), RING, Control())
 
     answer = send(made, method, path, content=body, headers=headers)
 
@@ -276,31 +276,31 @@ def test_long_header_is_not_echoed():
 def test_one_key_uses_at_most_its_share():
     first, second = key("first"), key("second")
     buffers = UploadBuffers(100, 50)
-    buffers.take(first, 30)
-    buffers.take(first, 20)
+    buffers.acquire(first, 30)
+    buffers.acquire(first, 20)
 
     with pytest.raises(Failure, match="retry later"):
-        buffers.take(first, 1)
-    buffers.take(second, 30)
-    buffers.take(None, 20)
+        buffers.acquire(first, 1)
+    buffers.acquire(second, 30)
+    buffers.acquire(None, 20)
     with pytest.raises(Failure, match="retry later"):
-        buffers.take(None, 1)
+        buffers.acquire(None, 1)
 
     for owner, size in ((first, 20), (first, 30), (second, 30), (None, 20)):
-        buffers.give_back(owner, size)
+        buffers.release(owner, size)
     for owner in (first, second):
-        buffers.take(owner, 50)
+        buffers.acquire(owner, 50)
 
 
 def test_one_key_buffers_two_of_the_largest_requests():
     """Four keys together have as much as the gateway takes."""
-    settings = Settings()
+    settings = GatewaySettings()
     buffers, largest = Uploads(settings).buffers, settings.max_body_bytes
     for owner in map(key, "abcd"):
         for _ in range(2):
-            buffers.take(owner, largest)
+            buffers.acquire(owner, largest)
         with pytest.raises(Failure, match="retry later"):
-            buffers.take(owner, 1)
+            buffers.acquire(owner, 1)
 
 
 def json_request(document: object) -> GatewayRequest:
@@ -333,7 +333,7 @@ async def test_long_image_in_json_is_decoded_in_pieces(document):
         order.append("other")
 
     async def read() -> None:
-        image = await Uploads(Settings()).one(json_request(document), 9)
+        image = await Uploads(GatewaySettings()).read_image(json_request(document), 9)
         order.append("image")
         assert image == LONG_IMAGE
 
@@ -346,7 +346,7 @@ async def test_long_image_in_json_is_decoded_in_pieces(document):
 async def test_long_batch_in_json_is_that_of_short_pieces():
     images = [{"image": LONG_TEXT, "id": 7}, {"image": "eA=="}, {"image": LONG_TEXT, "id": "b"}]
 
-    batch = await Uploads(Settings()).several(json_request({"images": images, "top_k": 3}), 9)
+    batch = await Uploads(GatewaySettings()).read_batch(json_request({"images": images, "top_k": 3}), 9)
 
     assert [(image.image, image.id) for image in batch.images] == [
         (LONG_IMAGE, 7),
@@ -369,16 +369,16 @@ async def test_long_batch_in_json_is_that_of_short_pieces():
 @asynchronous
 async def test_long_json_that_is_no_image_is_refused(document, reason):
     with pytest.raises(Failure, match=reason):
-        await Uploads(Settings()).one(json_request(document), 9)
+        await Uploads(GatewaySettings()).read_image(json_request(document), 9)
 
 
 def test_buffered_bodies_count_in_the_limit():
-    made = gateway(Upstream(), Settings(max_body_bytes=1000, max_buffered_bytes=2000))
+    made = gateway(Upstream(), GatewaySettings(max_body_bytes=1000, max_buffered_bytes=2000))
 
     def status_while_held(held: int) -> int:
-        made.uploads.buffers.take(None, held)
+        made.uploads.buffers.acquire(None, held)
         status = send(made, "POST", "/predict", content=bytes(600)).status_code
-        made.uploads.buffers.give_back(None, held)
+        made.uploads.buffers.release(None, held)
         return status
 
     assert [status_while_held(held) for held in (400, 401, 400)] == [200, 429, 200]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
-from nereid.gateway.admission import Admission, Costs
+from nereid.gateway.admission import Admission, UnitLatencies
 from nereid.gateway.failures import Failure
 from tests.tables import cases
 
@@ -27,17 +27,17 @@ class Simulated(selectors.SelectSelector):
 class Server:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.admission = Admission(64, now_s)
-        self.admission.costs = Costs(now_s, cores=INSTANCES)
+        self.admission.unit_latencies = UnitLatencies(now_s, cores=INSTANCES)
         self._now_s, self._idle = now_s, asyncio.Semaphore(INSTANCES)
 
     async def _run(self, seconds: float) -> None:
         async with self._idle:
             await asyncio.sleep(seconds)
 
-    async def ask(self, key: str, seconds: float, work: int = 1, timeout_s: float = 10.0) -> float:
+    async def ask(self, key: str, seconds: float, cost: int = 1, timeout_s: float = 10.0) -> float:
         """Send a request as `inference.run` does; return its time."""
         began_s = self._now_s()
-        slot = await self.admission.take(timeout_s, key, [work], "m")
+        slot = await self.admission.acquire(timeout_s, key, [cost], "m")
         running = asyncio.create_task(self._run(seconds))  # the server goes on, whoever waits
         is_answered = False
         try:
@@ -49,7 +49,7 @@ class Server:
             raise
         finally:
             slot.measure(is_answered)
-        slot.answered()
+        slot.release_answered()
         return self._now_s() - began_s
 
     async def flood(self, requests: Iterator[dict[str, Any]]) -> None:
@@ -67,12 +67,12 @@ class Server:
 
 
 @cases(
-    declared=(0.02, [{"seconds": 2.0, "work": 64}]),
+    declared=(0.02, [{"seconds": 2.0, "cost": 64}]),
     undeclared=(0.02, [{"seconds": 2.0}]),
     slow_among_others=(0.3, [*[{"seconds": 0.15}] * 30, {"seconds": 5.0}]),
     slow_as_all=(0.3, [{"seconds": 0.4}]),
     slower=(0.3, [{"seconds": 3.0}]),
-    declared_and_left_early=(0.02, [{"seconds": 2.0, "work": 64, "timeout_s": 0.3}]),
+    declared_and_left_early=(0.02, [{"seconds": 2.0, "cost": 64, "timeout_s": 0.3}]),
     undeclared_and_left_early=(0.02, [{"seconds": 2.0, "timeout_s": 0.3}]),
 )
 def test_flood_of_one_key_leaves_the_server_to_another(usual_s, hostile):

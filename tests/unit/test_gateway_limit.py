@@ -61,9 +61,9 @@ class Server:
 
     def _dispatch(self) -> None:
         while self.waiting and self.idle:
-            taken, self.waiting = self.waiting[: self.batch], self.waiting[self.batch :]
+            batch, self.waiting = self.waiting[: self.batch], self.waiting[self.batch :]
             self.idle -= 1
-            self._push(self.now_s + self.service(len(taken), self.chance), taken)
+            self._push(self.now_s + self.service(len(batch), self.chance), batch)
 
     def _push(self, at_s: float, done: list[float]) -> None:
         heapq.heappush(self.events, (at_s, self.chance.getrandbits(60), done))

@@ -9,7 +9,7 @@ from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.base import files
 from nereid.gateway import model_endpoints
 from nereid.gateway.models import Models
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import build
 from tests.gateways import NO_KEYS, RING, Source, Upstream, send
 from tests.publishing import NET, unchanged
@@ -23,7 +23,7 @@ ADMIN = {"x-api-key": "admin"}
 
 def publish(repository, query=OPTIONS, headers=ADMIN, content=None, keys=RING, model=NET):
     source = Source(other=NET, publisher=RepositoryPublisher(repository) if repository else None)
-    made = build(Settings(), keys, Models(NET, source, lambda name, kind: Upstream()))
+    made = build(GatewaySettings(), keys, Models(NET, source, lambda name, kind: Upstream()))
     body = adding(2).SerializeToString() if content is None else content
     return send(made, "POST", f"/v1/models/{model}/publish?{query}", content=body, headers=headers)
 
@@ -54,9 +54,9 @@ def test_upload_is_published(repository):
     size=({"headers": {**ADMIN, "content-length": str(2**31 + 1)}}, 413, "at most 2048 MiB"),
     model=({"model": "other"}, 404, "unknown model 'other'"),
 )
-def test_refused_upload_leaves_nothing(given, status, reason, repository):
+def test_refused_upload_leaves_nothing(upload, status, reason, repository):
     with unchanged(repository):
-        answer = publish(repository, **given)
+        answer = publish(repository, **upload)
 
     assert answer.status_code == status, answer.text
     assert reason in answer.json()["error"]["message"]
@@ -76,7 +76,10 @@ def test_process_that_crashes_is_no_fault_of_the_caller(repository, monkeypatch,
 def test_gateway_of_a_server_elsewhere_says_so():
     answer = publish(None)
 
-    assert (answer.status_code, answer.json()["error"]["message"]) == (404, model_endpoints.ELSEWHERE)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        404,
+        model_endpoints.NO_PUBLISHER_MESSAGE,
+    )
 
 
 def test_one_upload_at_a_time(repository):

@@ -11,10 +11,10 @@ import pytest
 
 from nereid.base.errors import OperationFailed
 from nereid.gateway import shared_tables
-from nereid.gateway.gateway_metrics import Live
-from nereid.gateway.settings import Settings
-from nereid.gateway.shared_tables import PLACES, SharedTable
-from nereid.gateway.workers import MAX_AGE_S, METRICS_FOLDER, Report, SharedState
+from nereid.gateway.gateway_metrics import RecentLoad
+from nereid.gateway.settings import GatewaySettings
+from nereid.gateway.shared_tables import SLOTS_PER_SET, SharedTable
+from nereid.gateway.workers import MAX_REPORT_AGE_S, METRICS_FOLDER, Report, SharedState
 from tests.commands import captured
 
 WATCHDOG_S = 60
@@ -82,17 +82,17 @@ def test_processes_share_the_tokens_of_a_key():
 
 def test_table_never_fills_up(monkeypatch):
     monkeypatch.setattr(shared_tables, "SETS", 1)
-    table, names = SharedTable("d"), [f"{number:08x}" for number in range(PLACES + 1)]
+    table, names = SharedTable("d"), [f"{number:08x}" for number in range(SLOTS_PER_SET + 1)]
     for at_s, name in enumerate(names):
-        with table.held(name) as record:
+        with table.locked(name) as record:
             record[:] = [float(at_s)]
 
     values = []
     for name in names:
-        with table.held(name) as record:
+        with table.locked(name) as record:
             values += record or [None]
 
-    assert values == [None, *range(1, PLACES + 1)]
+    assert values == [None, *range(1, SLOTS_PER_SET + 1)]
 
 
 def state(folder, number: int) -> SharedState:
@@ -101,25 +101,25 @@ def state(folder, number: int) -> SharedState:
 
 def test_worker_sees_recent_reports_of_the_others(tmp_path):
     now = time.monotonic()
-    live = Live()
-    for number, at_s in enumerate((now, now, now - MAX_AGE_S)):
-        state(tmp_path, number).report(Report(at_s, number, 9, {"classify": live.last_minute()}))
+    load = RecentLoad()
+    for number, at_s in enumerate((now, now, now - MAX_REPORT_AGE_S)):
+        state(tmp_path, number).report(Report(at_s, number, 9, {"classify": load.window()}))
 
     assert [report.in_flight for report in state(tmp_path, 0).others()] == [1]
     assert [report.in_flight for report in state(tmp_path, 2).others()] == [0, 1]
 
 
 def test_last_minute_of_all_workers_adds_up(tmp_path, clock):
-    ours, theirs = Live(clock), Live(clock)
-    for live, seconds, variant in ((ours, 0.01, "v1"), (theirs, 0.1, "v1"), (theirs, 0.1, "v2")):
+    ours, theirs = RecentLoad(clock), RecentLoad(clock)
+    for load, seconds, variant in ((ours, 0.01, "v1"), (theirs, 0.1, "v1"), (theirs, 0.1, "v2")):
         for _ in range(10):
-            live.note("ok", variant, seconds)
-    theirs.note("overloaded", "", 0.0)
+            load.record("ok", variant, seconds)
+    theirs.record("overloaded", "", 0.0)
     clock.now_s = 1002
-    state(tmp_path, 1).report(Report(time.monotonic(), 0, 0, {"classify": theirs.last_minute()}))
+    state(tmp_path, 1).report(Report(time.monotonic(), 0, 0, {"classify": theirs.window()}))
     (report,) = state(tmp_path, 0).others()
 
-    total = ours.state(3, 8, others=[report.models["classify"]])
+    total = ours.state(3, 8, other_windows=[report.models["classify"]])
 
     assert (total.requests_per_s, total.in_flight, total.limit) == (15.5, 3, 8)
     assert total.outcomes == {"ok": 30, "overloaded": 1}
@@ -134,9 +134,9 @@ def test_last_minute_of_all_workers_adds_up(tmp_path, clock):
 
 @pytest.mark.parametrize(("count", "buffered"), [(1, 2**28), (2, 2**27), (3, 2**27), (64, 2**27)])
 def test_memory_for_bodies_is_divided(tmp_path, count, buffered):
-    own = SharedState(0, count, tmp_path).settings(Settings())
+    settings = SharedState(0, count, tmp_path).settings(GatewaySettings())
 
-    assert own == replace(Settings(), max_buffered_bytes=buffered)
+    assert settings == replace(GatewaySettings(), max_buffered_bytes=buffered)
 
 
 def test_metrics_are_not_mixed_with_those_of_another_program(tmp_path, monkeypatch):

@@ -12,13 +12,13 @@ import pytest
 
 from nereid.base.assets import REPOSITORY
 from nereid.insight.observe import doctor, gpu_findings, gpu_probe
-from nereid.insight.observe.doctor import examine
+from nereid.insight.observe.doctor import diagnose
 from nereid.insight.observe.gpu_findings import Finding
 from nereid.server import run_dir
 from nereid.server.gpu_profile import Package
 from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests import gpu_outputs as recorded
 from tests.tables import cases
 
@@ -28,16 +28,16 @@ NO_PROGRAMS = replace(recorded.CUDA_12, provider=None)
 
 def examined(folder, outputs, installed=NO_PROGRAMS, servers=(), status=0):
     environment = recorded.install_smi(folder, {**recorded.GOOD, **outputs}, status)
-    return [*gpu_findings.examine(environment, servers, folder / "dev", lambda: installed)]
+    return [*gpu_findings.diagnose_gpus(environment, servers, folder / "dev", lambda: installed)]
 
 
-def one(findings, what):
-    (result,) = [finding for finding in findings if finding.check == what]
+def one(findings, check):
+    (result,) = [finding for finding in findings if finding.check == check]
     return result
 
 
 def test_machine_without_a_gpu_has_one_line(tmp_path):
-    findings = [*gpu_findings.examine({"PATH": "/nowhere"}, (), tmp_path)]
+    findings = [*gpu_findings.diagnose_gpus({"PATH": "/nowhere"}, (), tmp_path)]
 
     assert findings == [Finding("GPU", "note", "no NVIDIA GPU: models are served on the CPU")]
 
@@ -96,11 +96,11 @@ OLD = r"fail: .*supports CUDA 11.6, and CuPy is built for CUDA 12.*; fix: instal
     ),
     without_parts=(DIVIDED | {recorded.LISTED: WHOLE_ONLY}, NO_PROGRAMS, "MIG", "fail: "),
 )
-def test_state_of_a_gpu_is_a_finding_with_a_fix(outputs, installed, what, expected, tmp_path):
+def test_state_of_a_gpu_is_a_finding_with_a_fix(outputs, installed, check, expected, tmp_path):
     """The programs do not run, as the driver or the packages are too old or missing."""
     findings = examined(tmp_path, outputs, installed)
 
-    result = one(findings, what)
+    result = one(findings, check)
     assert re.match(expected, f"{result.status}: {result.detail}; fix: {result.fix}")
     assert not {"CUDA provider", "CuPy", "nvImageCodec"} & {finding.check for finding in findings}
 
@@ -187,11 +187,11 @@ def test_program_for_the_provider_runs_a_network():
 def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     grpc = free_ports(1)[0]  # nothing listens there
-    record = ServerRecord(7, "127.0.0.1", Ports(8000, grpc, 8002), str(REPOSITORY), "cpu", "")
+    server_info = ServerInfo(7, "127.0.0.1", Ports(8000, grpc, 8002), str(REPOSITORY), "cpu", "")
 
     with run_dir.occupy(run_dir.root(environment), REPOSITORY) as folder:
-        run_dir.write(folder, record)
-        lines = {line.check: line for line in examine(environment, REPOSITORY if is_ours else tmp_path)}
+        run_dir.write(folder, server_info)
+        lines = {line.check: line for line in diagnose(environment, REPOSITORY if is_ours else tmp_path)}
 
     if is_ours:
         serves = "process 7 serves this repository on 127.0.0.1:8000"
@@ -209,7 +209,7 @@ def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
         importlib.util, "find_spec", lambda name: (name != "pytriton" and find_spec(name)) or None
     )
 
-    findings = {finding.check: finding for finding in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
+    findings = {finding.check: finding for finding in diagnose({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
 
     assert findings["Triton"] == Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
 
@@ -225,7 +225,7 @@ def test_limits_of_connections_are_checked(files, waiting, fix, tmp_path, monkey
     (tmp_path / "somaxconn").write_text(f"{waiting}\n")
     monkeypatch.setattr(doctor, "SOMAXCONN", tmp_path / "somaxconn")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
-    findings = examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)
+    findings = diagnose({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)
     connections = {finding.check: finding for finding in findings}["connections"]
 
     assert (connections.status, connections.fix) == ("note" if fix else "ok", fix)

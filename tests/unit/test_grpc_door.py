@@ -26,9 +26,9 @@ from loadtest.attack.attacks import SERVICE, Front
 from loadtest.attack.floods import FLOODS, flood, head, headers, messages
 from nereid.base.http_connection import HttpConnectionPool
 from nereid.gateway.http.bounded_protocol import peer_of
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.tls import http2_context
-from nereid.gateway.v2 import grpc_connection, grpc_front
+from nereid.gateway.v2 import grpc_connection, grpc_server
 from nereid.gateway.v2.grpc_connection import (
     KEY_LIMITS,
     MAX_FRAMES_AT_ONCE,
@@ -36,12 +36,12 @@ from nereid.gateway.v2.grpc_connection import (
     TURN_BYTES,
     GrpcConnection,
 )
-from nereid.gateway.v2.grpc_front import GrpcFront
+from nereid.gateway.v2.grpc_server import GrpcServer
 from tests.gateways import RING, WATCHDOG_S, Ring, asynchronous, gateway, key, until
 from tests.tables import cases
 
 KEY = (("x-api-key", "infer"),)
-SETTINGS = Settings(url="127.0.0.1:1", keys_needed=True)
+SETTINGS = GatewaySettings(url="127.0.0.1:1", keys_needed=True)
 KEYS = Ring({**RING, "other": key("other", "infer")})
 STATUSES = {code.value[0]: code.name for code in grpc.StatusCode}
 LONG = [("grpc.max_send_message_length", -1)]
@@ -49,22 +49,22 @@ LONG = [("grpc.max_send_message_length", -1)]
 
 @asynccontextmanager
 async def door(
-    settings: Settings = SETTINGS,
+    settings: GatewaySettings = SETTINGS,
     keep_alive_s: float = 90,
     tls: ssl.SSLContext | None = None,
-    kind: type[GrpcFront] = GrpcFront,
+    kind: type[GrpcServer] = GrpcServer,
 ):
     """Serve gRPC on a free port of loopback."""
     made = gateway(HttpConnectionPool(settings.url), settings, KEYS)
-    front, opened = kind(made, keep_alive_s), socket.create_server(("127.0.0.1", 0))
-    await front.start(opened, tls)
+    server, opened = kind(made, keep_alive_s), socket.create_server(("127.0.0.1", 0))
+    await server.start(opened, tls)
     try:
-        yield made, front, Front(0, opened.getsockname()[1], "infer")
+        yield made, server, Front(0, opened.getsockname()[1], "infer")
     finally:
         for client in Client.opened:
             await client.close()
         Client.opened.clear()
-        await front.stop(5)
+        await server.stop(5)
 
 
 @asynccontextmanager
@@ -111,9 +111,9 @@ def test_address_stands_for_one_client(address, expected):
 @pytest.mark.parametrize("attack", FLOODS, ids=lambda attack: attack.name)
 @asynchronous
 async def test_flood_ends_only_its_own_connection(attack):
-    async with door() as (made, front, at), steady(at.grpc_port) as statuses:
+    async with door() as (made, server, at), steady(at.grpc_port) as statuses:
         assert await asyncio.to_thread(attack.send, at) in attack.expected
-        assert front.keyless_calls == 0
+        assert server.keyless_calls == 0
     assert statuses
     assert {*statuses} == {"NOT_FOUND: unknown model 'a/b'"}
     assert made.uploads.buffers._held_bytes == {}
@@ -127,17 +127,17 @@ async def test_flood_ends_only_its_own_connection(attack):
 @asynchronous
 async def test_other_limits_of_a_connection(frames, expected, monkeypatch):
     monkeypatch.setattr(floods, "BATCHES", 2)  # fewer frames than the limit, even if they arrive at once
-    async with door() as (_, front, at), steady(at.grpc_port) as statuses:
+    async with door() as (_, server, at), steady(at.grpc_port) as statuses:
         assert await asyncio.to_thread(flood, at, frames) == expected
 
-        assert sum(usage.calls for usage in front.clients._known.values()) <= 1
+        assert sum(usage.calls for usage in server.clients._known.values()) <= 1
     assert {*statuses} == {"NOT_FOUND: unknown model 'a/b'"}
 
 
 @asynchronous
 async def test_budget_is_that_of_one_address(monkeypatch):
     """While one address is over its budget, another one without a key is served."""
-    restrict(monkeypatch, PEER_LIMITS, {"begins": 5, "begins_per_s": 0})
+    restrict(monkeypatch, PEER_LIMITS, {"keyless_calls": 5, "keyless_calls_per_s": 0})
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (_, _, at):
         gate.set()
         spender = await Client.connect(at, source="127.0.0.2")
@@ -219,8 +219,8 @@ class Client:
         self.reader, self.writer = await asyncio.open_connection(
             "127.0.0.1", at.grpc_port, local_addr=(source, 0)
         )
-        given = {SettingCodes[name]: value for name, value in settings.items()}
-        self.http2.local_settings = Http2Settings(client=True, initial_values=given)
+        values = {SettingCodes[name]: value for name, value in settings.items()}
+        self.http2.local_settings = Http2Settings(client=True, initial_values=values)
         self.http2.initiate_connection()
         self._send()
         self._reading = asyncio.create_task(self._read())
@@ -268,7 +268,7 @@ class Client:
             await self.writer.wait_closed()
 
 
-class CountingFront(GrpcFront):
+class CountingServer(GrpcServer):
     """Counts the calls that begin in each turn of the event loop."""
 
     async def start(self, opened, tls) -> None:
@@ -292,11 +292,11 @@ async def test_many_frames_are_parsed_in_pieces(name, monkeypatch):
     """Two hundred calls in one piece took 100 ms, for which all others waited."""
     monkeypatch.setattr(floods, "BATCHES", 2)  # more calls than the limit, but not more frames
     (attack,) = [attack for attack in FLOODS if attack.name == name]
-    async with door(kind=CountingFront) as (_, front, at):
+    async with door(kind=CountingServer) as (_, server, at):
         assert await asyncio.to_thread(attack.send, at) in attack.expected
 
-    assert front.begun.total() > 2 * MAX_FRAMES_AT_ONCE
-    assert max(front.begun.values()) <= MAX_FRAMES_AT_ONCE
+    assert server.begun.total() > 2 * MAX_FRAMES_AT_ONCE
+    assert max(server.begun.values()) <= MAX_FRAMES_AT_ONCE
 
 
 def test_connection_takes_turns(monkeypatch):
@@ -304,11 +304,11 @@ def test_connection_takes_turns(monkeypatch):
     pieces, receive = Counter(), GrpcConnection.data_received
 
     def count(self, data) -> None:
-        pieces[self._front.turn] += len(data) >= TURN_BYTES
+        pieces[self._server.turn] += len(data) >= TURN_BYTES
         receive(self, data)
 
     async def run() -> None:
-        async with door(kind=CountingFront) as (_, _, at):
+        async with door(kind=CountingServer) as (_, _, at):
             await asyncio.to_thread(messages, at, "ModelInfer", "infer")
 
     monkeypatch.setattr(GrpcConnection, "data_received", count)
@@ -322,7 +322,7 @@ def test_connection_takes_turns(monkeypatch):
 async def test_unfinished_messages_count():
     """A key holds its share of memory by messages that never end, and no other key's."""
     small = replace(SETTINGS, max_body_bytes=200_000, max_buffered_bytes=400_000)
-    async with door(small) as (made, front, at):
+    async with door(small) as (made, server, at):
         client = await Client.connect(at)
         streams = [client.begin("ModelInfer", size=120_000) for _ in range(2)]
         await until(lambda: client.statuses)
@@ -336,7 +336,7 @@ async def test_unfinished_messages_count():
         assert client.statuses == {streams[1]: "RESOURCE_EXHAUSTED"}
         assert held == 120_005
         assert other.statuses == {stream: "NOT_FOUND"}
-        assert [usage.calls for usage in front.clients._known.values()] == [0] * 3
+        assert [usage.calls for usage in server.clients._known.values()] == [0] * 3
 
 
 @cases(
@@ -366,10 +366,10 @@ async def test_open_calls_are_limited(monkeypatch, of, limit, name, expected):
 def restrict(monkeypatch, of, limit) -> None:
     if of is None:
         for name, value in limit.items():
-            monkeypatch.setattr(grpc_front, name, value)
+            monkeypatch.setattr(grpc_server, name, value)
         return
     name, restricted = ("KEY_LIMITS" if of is KEY_LIMITS else "PEER_LIMITS"), replace(of, **limit)
-    for module in (grpc_front, grpc_connection):
+    for module in (grpc_server, grpc_connection):
         monkeypatch.setattr(module, name, restricted, raising=False)
 
 
@@ -411,14 +411,14 @@ async def test_cancelled_calls_of_a_key_are_limited(monkeypatch):
 
 @cases(
     ["sent", "limits", "goes"],
-    no_preface=(b"", {"HEAD_S": 0.1}, None),
-    half_of_the_headers=("half", {"HEAD_S": 0.1}, None),
-    nothing_to_do=("settings", {"GRACE_S": 0.1}, ErrorCodes.NO_ERROR),
-    a_great_age=("call", {"MAX_CONNECTION_S": 0.1, "GRACE_S": 1}, ErrorCodes.NO_ERROR),
+    no_preface=(b"", {"HEAD_TIMEOUT_S": 0.1}, None),
+    half_of_the_headers=("half", {"HEAD_TIMEOUT_S": 0.1}, None),
+    nothing_to_do=("settings", {"GRACE_PERIOD_S": 0.1}, ErrorCodes.NO_ERROR),
+    a_great_age=("call", {"MAX_CONNECTION_AGE_S": 0.1, "GRACE_PERIOD_S": 1}, ErrorCodes.NO_ERROR),
 )
 @asynchronous
 async def test_time_of_a_connection_is_limited(monkeypatch, sent, limits, goes):
-    monkeypatch.setattr(grpc_front, "CHECK_S", 0.02)
+    monkeypatch.setattr(grpc_server, "CHECK_INTERVAL_S", 0.02)
     for name, value in limits.items():
         monkeypatch.setattr(grpc_connection, name, value)
     async with door(keep_alive_s=0.1 if sent == "settings" else 90) as (_, _, at):
@@ -457,11 +457,11 @@ async def held_server():
 
 @asynchronous
 async def test_stop_lets_calls_finish():
-    async with held_server() as (url, gate, opened), door(replace(SETTINGS, url=url)) as (_, front, at):
+    async with held_server() as (url, gate, opened), door(replace(SETTINGS, url=url)) as (_, server, at):
         client = await Client.connect(at)
         stream = client.begin("ServerLive", is_complete=True)
         await until(lambda: opened)
-        stopping = asyncio.create_task(front.stop(30))
+        stopping = asyncio.create_task(server.stop(30))
         await until(lambda: client.gone is not None)
         gate.set()
         await stopping
@@ -473,7 +473,7 @@ async def test_stop_lets_calls_finish():
 
 @asynchronous
 async def test_cancelled_call_ends_its_request():
-    async with held_server() as (url, gate, opened), door(replace(SETTINGS, url=url)) as (_, front, at):
+    async with held_server() as (url, gate, opened), door(replace(SETTINGS, url=url)) as (_, server, at):
         client = await Client.connect(at)
         stream = client.begin("ServerLive", is_complete=True)
         await until(lambda: opened)
@@ -481,12 +481,12 @@ async def test_cancelled_call_ends_its_request():
         await until(lambda: opened[0].at_eof())
         gate.set()
 
-        assert front.keyless_calls == 0
+        assert server.keyless_calls == 0
 
 
 @asynchronous
 async def test_answer_waits_for_a_window(monkeypatch):
-    monkeypatch.setattr(grpc_front, "GRACE_S", 0.2)
+    monkeypatch.setattr(grpc_server, "GRACE_PERIOD_S", 0.2)
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (made, _, at):
         gate.set()
         client = await Client.connect(at, INITIAL_WINDOW_SIZE=0)
@@ -503,14 +503,14 @@ async def test_answer_waits_for_a_window(monkeypatch):
 
 @asynchronous
 async def test_late_message_ends_the_call():
-    async with door() as (_, front, at):
+    async with door() as (_, server, at):
         client = await Client.connect(at)
         client.http2.send_headers(1, [*headers(at, "ModelInfer", "infer"), ("grpc-timeout", "50m")])
         client._send()
         await until(lambda: client.statuses)
 
         assert client.statuses == {1: "DEADLINE_EXCEEDED"}
-        assert [usage.calls for usage in front.clients._known.values()] == [0, 0]
+        assert [usage.calls for usage in server.clients._known.values()] == [0, 0]
 
 
 @asynchronous
@@ -529,7 +529,7 @@ async def test_tls(certificate):
 @asynchronous
 async def test_cancelled_call_counts_its_bytes_until_its_work_ends():
     """A thread may still have the message."""
-    async with door() as (made, front, at):
+    async with door() as (made, server, at):
         begun, ended = asyncio.Event(), asyncio.Event()
 
         async def handle(call) -> None:
@@ -539,12 +539,12 @@ async def test_cancelled_call_counts_its_bytes_until_its_work_ends():
             finally:
                 await ended.wait()
 
-        front.handle = handle
+        server.handle = handle
         client = await Client.connect(at)
         stream = client.begin("ModelInfer", size=1000, is_complete=True)
         await begun.wait()
         client.cancel(stream)
-        await until(lambda: not any(client.calls for client in front.clients._known.values()))
+        await until(lambda: not any(client.calls for client in server.clients._known.values()))
         await asyncio.sleep(0)
 
         assert made.uploads.buffers._held_bytes == {"id-infer": 1005}

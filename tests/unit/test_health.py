@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from nereid.base.errors import ServerError
-from nereid.base.metrics_page import MetricSamples, get
+from nereid.base.prometheus_text import MetricSamples, get
 from nereid.server.supervision import health as pages
-from nereid.server.supervision.health import Health
+from nereid.server.supervision.health import ServerHealth
 from tests.tables import cases
 
 DEAD = "Stub process 'eyes_0_0' is not healthy."
@@ -19,47 +19,51 @@ DEAD = "Stub process 'eyes_0_0' is not healthy."
 
 @pytest.fixture
 def health(clock):
-    health = Health(clock, lambda: 1.5e9)
+    health = ServerHealth(clock, lambda: 1.5e9)
     health.enter(pages.RUNNING)
-    health.round_started(None, ["eyes", "route"])
+    health.record_round_start(None, ["eyes", "route"])
     for model in ("eyes", "route"):
-        health.probed(model, None, clock.now_s)
+        health.record_probe(model, None, clock.now_s)
     return health
 
 
-def body(health: Health, path: str) -> tuple[int, dict]:
+def body(health: ServerHealth, path: str) -> tuple[int, dict]:
     status, content_type, text = pages.page(health, path)
     assert content_type == "application/json"
     return int(status), json.loads(text)
 
 
-def serving(health: Health, port: int = 0) -> AbstractContextManager[int]:
+def serving(health: ServerHealth, port: int = 0) -> AbstractContextManager[int]:
     return pages.serve(partial(pages.page, health), "127.0.0.1", port, "health")
 
 
 def test_page_agrees_with_its_status(clock):
-    times = iter([0.0, 0.0, 0.0, pages.ALIVE_S - 1, pages.ALIVE_S + 1])
-    health = Health(lambda: next(times), lambda: 1.5e9)
+    times = iter([0.0, 0.0, 0.0, pages.MAX_OBSERVATION_AGE_S - 1, pages.MAX_OBSERVATION_AGE_S + 1])
+    health = ServerHealth(lambda: next(times), lambda: 1.5e9)
     health.enter(pages.RUNNING)
 
     assert body(health, "/livez") == (200, {"live": True})
 
 
-def fail_probe(health: Health) -> None:
-    health.probed("eyes", DEAD, 1000.0)
+def fail_probe(health: ServerHealth) -> None:
+    health.record_probe("eyes", DEAD, 1000.0)
 
 
 PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
 
 
 @cases(
-    probe=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
-    unloaded=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.round_started(None, [])),
-    process=(lambda it: it.observed(PROCESS), {"models": PROCESS}, lambda it: it.observed({})),
+    probe=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.record_probe("eyes", None, 1000.0)),
+    unloaded=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.record_round_start(None, [])),
+    process=(
+        lambda it: it.record_observation(PROCESS),
+        {"models": PROCESS},
+        lambda it: it.record_observation({}),
+    ),
     server=(
-        lambda health: health.round_started("400", []),
+        lambda health: health.record_round_start("400", []),
         {"server": "400"},
-        lambda health: health.round_started(None, []),
+        lambda health: health.record_round_start(None, []),
     ),
 )
 def test_failure_is_named_until_it_is_over(fail, reasons, recover, health):
@@ -73,19 +77,19 @@ def test_failure_is_named_until_it_is_over(fail, reasons, recover, health):
 
 def test_outcome_of_an_older_probe_is_ignored(health, clock):
     """A probe that began before the repair and fails after it does not count against the new stub."""
-    health.probed("eyes", None, clock.now_s + 2)
-    health.probed("eyes", DEAD, clock.now_s + 1)
+    health.record_probe("eyes", None, clock.now_s + 2)
+    health.record_probe("eyes", DEAD, clock.now_s + 1)
 
     assert body(health, "/readyz") == (200, {"ready": True})
     assert 'probe_failures_total{model="eyes"} 1' in health.metrics()
 
 
 def test_old_responses_do_not_count(health, clock):
-    clock.now_s += pages.FRESH_S + 1
+    clock.now_s += pages.MAX_ANSWER_AGE_S + 1
     status, reasons = body(health, "/readyz")
     assert (status, set(reasons["models"])) == (503, {"eyes", "route"})
 
-    clock.now_s += pages.ALIVE_S
+    clock.now_s += pages.MAX_OBSERVATION_AGE_S
     assert body(health, "/livez") == (503, {"live": False})
 
 
@@ -128,7 +132,7 @@ def test_metrics_count_repairs_and_restarts(health):
 
 
 def test_metrics_have_the_present_instances(health):
-    health.instances_seen({"eyes": 3})
+    health.record_instances({"eyes": 3})
     health.count("instance_changes_total", model="eyes", direction="up")
     health.count("instance_change_failures_total", model="eyes")
 
@@ -142,7 +146,7 @@ def test_metrics_have_the_present_instances(health):
 
 
 def test_every_metric_exists_from_the_start():
-    page = Health().metrics()
+    page = ServerHealth().metrics()
 
     for name, spec in pages.METRICS.items():
         assert f"# TYPE {pages.PREFIX}{name} {spec.kind.lower()}\n" in page
@@ -197,8 +201,8 @@ def test_late_head_ends_its_connection(health, monkeypatch):
 
 
 def test_taken_port_is_an_error(health):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         message = f"health port {port} .* cannot be used: .*--health-port"
         with pytest.raises(ServerError, match=message), serving(health, port):
             pass

@@ -40,10 +40,10 @@ def expected(pixels: np.ndarray) -> dict[str, float]:
     whole = pixels / 255.0
     luma = 0.299 * whole[..., 0] + 0.587 * whole[..., 1] + 0.114 * whole[..., 2]
     rows, columns = range(0, height, max(1, height // SAMPLES)), range(0, width - 1, max(1, width // SAMPLES))
-    places = [(y, x) for y in rows for x in columns]
-    here = np.array([luma[place] for place in places])
-    differences = [abs(luma[y, x + 1] - luma[y, x]) for y, x in places]
-    red, blue = (np.mean([whole[(*place, color)] for place in places]) for color in (0, 2))
+    positions = [(y, x) for y in rows for x in columns]
+    here = np.array([luma[position] for position in positions])
+    differences = [abs(luma[y, x + 1] - luma[y, x]) for y, x in positions]
+    red, blue = (np.mean([whole[(*position, color)] for position in positions]) for color in (0, 2))
     light = {"brightness": here.mean(), "contrast": here.std(), "sharpness": np.mean(differences)}
     return light | {"warmth": red / (red + blue)}
 

@@ -71,10 +71,10 @@ def test_pixels_arrive_as_they_are(monkeypatch, mode, limit):
 @pytest.mark.parametrize("order", ["C", "F", "view"])
 def test_arrays_arrive_as_they_are(shape, order):
     pixels = noise(*shape)
-    given = pixels[::-1, ::-1] if order == "view" else np.asarray(pixels, order=order)
+    array = pixels[::-1, ::-1] if order == "view" else np.asarray(pixels, order=order)
 
-    grey_or_rgb = given if given.ndim == 3 else np.repeat(given[:, :, None], 3, axis=2)
-    np.testing.assert_array_equal(decoded(encode(given)), grey_or_rgb)
+    grey_or_rgb = array if array.ndim == 3 else np.repeat(array[:, :, None], 3, axis=2)
+    np.testing.assert_array_equal(decoded(encode(array)), grey_or_rgb)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.config.instance_bounds import (
     InstanceBounds,
     parse_instance_count,
@@ -16,11 +16,11 @@ from nereid.base.config.instance_bounds import (
     with_instance_count,
 )
 from nereid.base.errors import InvalidConfig
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.server import autoscaling
-from nereid.server.control import Instances
+from nereid.server.model_control import Instances
 from nereid.server.ports import Ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests.tables import cases
 
 GROUP = {"kind": "KIND_CPU", "count": 2}
@@ -56,12 +56,12 @@ def test_invalid_bounds_are_named(config, message):
         read_bounds(config)
 
 
-@cases(("wanted", "count"), below=(0, 1), inside=(3, 3), above=(9, 4))
-def test_chosen_number_is_within_the_bounds(wanted, count):
+@cases(("number", "count"), below=(0, 1), inside=(3, 3), above=(9, 4))
+def test_chosen_number_is_within_the_bounds(number, count):
     """Only the number and the parameter change, so that Triton starts all instances anew."""
     config = document()
 
-    new_config = with_instance_count(config, InstanceBounds(1, 4), wanted)
+    new_config = with_instance_count(config, InstanceBounds(1, 4), number)
 
     text = f"{count} of 1-4"
     parameters = {**config["parameters"], "nereid.instances": {"string_value": text}}
@@ -69,7 +69,7 @@ def test_chosen_number_is_within_the_bounds(wanted, count):
     assert [parse_instance_count(word) for word in (text, "", "1-4", "x of 1-4")] == [count, None, None, None]
     assert config == document()
     del config["instance_group"]
-    assert with_instance_count(config, InstanceBounds(1, 4), wanted)["instance_group"] == [{"count": count}]
+    assert with_instance_count(config, InstanceBounds(1, 4), number)["instance_group"] == [{"count": count}]
 
 
 PAGE = """# TYPE nv_inference_request_success counter
@@ -159,13 +159,13 @@ nv_inference_compute_infer_duration_us{{model="eyes",version="1"}} {0}000000
 
 
 def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
-    health = SimpleNamespace(instances_seen=lambda instances: None)
-    record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), "/r", "cpu", "")
-    controller = autoscaling.InstanceController(record, health, lambda name: [], None, print)
+    health = SimpleNamespace(record_instances=lambda instances: None)
+    server_info = ServerInfo(1, "127.0.0.1", Ports(1, 2, 3), "/r", "cpu", "")
+    controller = autoscaling.InstanceController(server_info, health, lambda name: [], None, print)
     samples, counts = [], iter([1000, 1000, 1002])
     monkeypatch.setattr(controller, "_bounds", {"eyes": InstanceBounds(1, 4)})
-    monkeypatch.setattr(controller._control, "instances", lambda name: Instances(2, False, None))
-    monkeypatch.setattr(metrics_page, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
+    monkeypatch.setattr(controller._model_control, "instances", lambda name: Instances(2, False, None))
+    monkeypatch.setattr(prometheus_text, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
     monkeypatch.setattr(autoscaling.InstanceAutoscaler, "decide", lambda self, sample: samples.append(sample))
 
     for _ in range(3):
@@ -206,7 +206,7 @@ class Driver:
             if decision:
                 self.count = decision.count
                 self.changes.append(decision.count)
-                self.decider.changed(self.now_s)
+                self.decider.record_change(self.now_s)
         return self.changes[before:]
 
 
@@ -216,7 +216,7 @@ def test_recorded_load_step_is_followed():
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
         if decision := decider.decide(sample):
             decisions.append((sample.at_s, decision.count))
-            decider.changed(following.at_s - 0.02)
+            decider.record_change(following.at_s - 0.02)
 
     assert decisions == [(4.86, 2), (9.65, 3), (15.04, 4), (22.76, 3), (30.07, 2), (37.26, 1)]
 
@@ -282,7 +282,7 @@ def test_refused_changes_are_repeated_more_and_more_seldom(refusals):
     driver = Driver()
 
     for _ in range(refusals):
-        driver.decider.changed(driver.now_s, is_refused=True)
+        driver.decider.record_change(driver.now_s, is_refused=True)
 
     assert driver.show(WAITING, autoscaling.REFUSED_DELAYS_S[refusals - 1]) == []
     assert driver.show(WAITING, 1.2) == [3]

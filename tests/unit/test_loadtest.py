@@ -121,7 +121,7 @@ def test_caller_that_ends_with_an_error_is_a_failure(port, requests):
 
 def test_request_without_a_response_is_a_failure(port, monkeypatch):
     """A server with hanging requests must not look fast because of the other requests."""
-    monkeypatch.setattr(load_generator, "DRAIN_S", 0.2)
+    monkeypatch.setattr(load_generator, "DRAIN_TIMEOUT_S", 0.2)
     requests = [request(port, 200, 1), request(port, 200, 3_000)]
 
     load = closed_loop(HOST, port, requests, concurrency=4, seconds=0.3)

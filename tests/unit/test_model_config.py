@@ -10,8 +10,8 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.config.parameters import parse_bool, parse_int
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.repository.layout import model_folders
 from nereid.repository.pbtxt import parse, rewrite, with_versions
+from nereid.repository.repository_index import model_folders
 from nereid.repository.triton_rules import are_complete, why_incomplete
 from tests.conftest import ROOT
 from tests.networks import tensor
@@ -80,8 +80,8 @@ def test_tensor_is_what_clients_and_network_see(extra, expected, tmp_path):
     kind_model=("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
 )
 def test_instances_that_share_the_cores(backend, groups, expected, tmp_path):
-    given = {"backend": backend, "instance_group": groups}
-    document = {name: entry for name, entry in given.items() if entry is not None}
+    fields = {"backend": backend, "instance_group": groups}
+    document = {name: entry for name, entry in fields.items() if entry is not None}
 
     assert ModelConfig.from_document(document, tmp_path, 1).cpu_instances == expected
 
@@ -231,17 +231,17 @@ def test_unchanged_text_stays(path):
 
 
 def test_only_what_changes_is_written_anew():
-    wanted = parse(TEXT)
-    wanted.max_batch_size = 16
-    wanted.instance_group[0].count = 3
-    wanted.dynamic_batching.max_queue_delay_microseconds = 500
-    del wanted.parameters["second"]
-    wanted.parameters["third"].string_value = "3"
-    wanted.version_policy.all.SetInParent()
+    new_config = parse(TEXT)
+    new_config.max_batch_size = 16
+    new_config.instance_group[0].count = 3
+    new_config.dynamic_batching.max_queue_delay_microseconds = 500
+    del new_config.parameters["second"]
+    new_config.parameters["third"].string_value = "3"
+    new_config.version_policy.all.SetInParent()
 
-    changed = rewrite(TEXT, wanted)
+    changed = rewrite(TEXT, new_config)
 
-    assert parse(changed) == wanted
+    assert parse(changed) == new_config
     expected = TEXT.replace("max_batch_size: 8", "max_batch_size: 16")
     expected = expected.replace("[ { kind: KIND_CPU count: 2 } ]", "{ count: 3 kind: KIND_CPU }")
     expected = expected.replace('parameters: { key: "second" value: { string_value: "2" } }\n', "")
@@ -256,11 +256,11 @@ def test_only_what_changes_is_written_anew():
     joined_strings='name: "a" "b" max_batch_size: 8',
 )
 def test_unusual_layout_is_written_anew(text):
-    wanted = parse(text)
-    wanted.max_batch_size = 16
-    del wanted.instance_group[1:]
+    new_config = parse(text)
+    new_config.max_batch_size = 16
+    del new_config.instance_group[1:]
 
-    assert parse(rewrite(text, wanted)) == wanted
+    assert parse(rewrite(text, new_config)) == new_config
 
 
 @rows(
@@ -283,10 +283,10 @@ def test_unusual_layout_is_written_anew(text):
     ),
 )
 def test_comments_inside_an_entry_stay(text, change, replaced):
-    change(wanted := parse(text))
+    change(new_config := parse(text))
 
-    assert rewrite(text, wanted) == text.replace(*replaced)
-    assert parse(rewrite(text, wanted)) == wanted
+    assert rewrite(text, new_config) == text.replace(*replaced)
+    assert parse(rewrite(text, new_config)) == new_config
 
 
 def test_text_that_is_not_a_config_is_an_error():

@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.network_facts import MAX_NEIGHBOUR_BYTES, read
+from nereid.models.publish.importing.network_facts import MAX_NEIGHBOUR_BYTES, read
 from nereid.repository import onnx_file
 from tests.tables import cases
 from tests.user_networks import UserNetwork

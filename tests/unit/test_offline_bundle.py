@@ -48,9 +48,9 @@ def test_target_needs_what_its_own_markers_select(tmp_path):
     write_wheel(tmp_path, "new-only", "1.0")
     more = ['Requires-Dist: bud[x]!=3; extra == "more"', "Provides-Extra: more"]
     write_wheel(tmp_path, "leaf", "1.0", more)
-    wheels, wanted = read_wheels(tmp_path), [Requirement("top[cpu]")]
+    wheels, requested = read_wheels(tmp_path), [Requirement("top[cpu]")]
 
-    assert {python: close(wheels, wanted, target_environment(python)) for python in ("3.11", "3.12")} == {
+    assert {python: close(wheels, requested, target_environment(python)) for python in ("3.11", "3.12")} == {
         "3.11": Closure(frozenset({"top", "leaf", "old-only"}), ("bud[x]!=3",)),
         "3.12": Closure(frozenset({"top", "leaf"}), ("bud[x]!=3", "new-only>=2")),
     }

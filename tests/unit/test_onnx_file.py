@@ -216,8 +216,8 @@ def config(inputs=None, outputs=None, max_batch_size: int = 8, **document) -> Mo
     """Build the config of a model `m`; by default one of floats from `x` to `y`, in batches."""
     inputs = [tensor("x")] if inputs is None else inputs
     outputs = [tensor("y")] if outputs is None else outputs
-    given = {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs}
-    return ModelConfig.from_document(given | document, Path("/r/m"), 1)
+    defaults = {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs}
+    return ModelConfig.from_document(defaults | document, Path("/r/m"), 1)
 
 
 def signature(inputs=None, outputs=None, initializers=None) -> Signature:
@@ -230,8 +230,8 @@ def signature(inputs=None, outputs=None, initializers=None) -> Signature:
 
 def start_control(key: str) -> dict:
     """Write the batching by sequences with a control whose values are those of `key`."""
-    given = {"kind": "CONTROL_SEQUENCE_START", key: ["0", "1"]}
-    return {"sequence_batching": {"control_input": [{"name": "START", "control": [given]}]}}
+    control = {"kind": "CONTROL_SEQUENCE_START", key: ["0", "1"]}
+    return {"sequence_batching": {"control_input": [{"name": "START", "control": [control]}]}}
 
 
 def session(model: ModelProto) -> onnxruntime.InferenceSession:
@@ -302,13 +302,13 @@ DYNAMIC = {"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [2]
         [],
     ),
 )
-def test_missing_fields_are_filled_in(given, network_signature, default, added, warnings):
-    document = {"name": "m", "max_batch_size": 0, **deepcopy(given)}
+def test_missing_fields_are_filled_in(fields, network_signature, default, added, warnings):
+    document = {"name": "m", "max_batch_size": 0, **deepcopy(fields)}
     heard: list[str] = []
 
     complete(document, network_signature, default, heard.append)
 
-    assert document == {"name": "m", "max_batch_size": 0, **given, **added}
+    assert document == {"name": "m", "max_batch_size": 0, **fields, **added}
     assert heard == warnings
 
 

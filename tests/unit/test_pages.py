@@ -108,11 +108,11 @@ def test_reader_of_images_reads_the_first_page_of_a_tiff_and_no_pdf():
     assert "expected an image file" in str(refused)
 
 
-def damaged(place: int) -> bytes:
+def damaged(index: int) -> bytes:
     """Return a TIFF of three pages with other data in one of them."""
     file = document(WIDE, HIGH, WIDE, form="TIFF", compression="tiff_lzw")
     with Image.open(io.BytesIO(file)) as image:
-        image.seek(place)
+        image.seek(index)
         (offset, *_) = image.tag_v2[273]
     return file[:offset] + b"\xff" * 64 + file[offset + 64 :]
 
@@ -197,7 +197,7 @@ def test_text_of_a_searchable_pdf_is_where_it_was_read(content, size_wh, count):
     for sheet, line in zip(made, lines, strict=True):
         texts = sheet.get_textpage()
         assert texts.get_text_range() == line.text
-        begin, end = (texts.get_charbox(place, loose=True) for place in (0, texts.count_chars() - 1))
+        begin, end = (texts.get_charbox(index, loose=True) for index in (0, texts.count_chars() - 1))
         left, right = sorted((begin, end))[0][0], max(begin[2], end[2])
         bottom, top = min(begin[1], end[1]), max(begin[3], end[3])
         picture = sheet.render(scale=1).to_pil()
@@ -214,8 +214,8 @@ def test_pixels_of_a_searchable_pdf_are_those_of_the_image():
 
     shown = made[0].render(scale=WIDE.width / made[0].get_width()).to_pil().convert("L")
 
-    wanted = upright_picture(save(WIDE), Limits()).convert("L").resize(shown.size)
-    assert np.abs(np.asarray(shown, float) - np.asarray(wanted, float)).mean() < 4
+    expected = upright_picture(save(WIDE), Limits()).convert("L").resize(shown.size)
+    assert np.abs(np.asarray(shown, float) - np.asarray(expected, float)).mean() < 4
 
 
 def test_image_becomes_a_pdf_if_a_reader_with_higher_limits_read_it():

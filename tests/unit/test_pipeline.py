@@ -62,15 +62,15 @@ def alone(pipeline):
     return {image: pipeline.run([[image]]).tensor[0].copy() for image in (A, B)}
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("position", [0, 1, 2], ids=["first", "middle", "last"])
 @cases(("request_", "kind"), refused_already=(LATE, DeadlineExceeded), bad_image=([BAD], InvalidImage))
-def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_, kind):
+def test_failed_request_leaves_the_others_alone(pipeline, alone, position, request_, kind):
     requests = [[A], [B, A]]
-    requests.insert(place, request_)
+    requests.insert(position, request_)
 
     batch = pipeline.run(requests)
 
-    failed = batch.outcomes.pop(place)
+    failed = batch.outcomes.pop(position)
     assert type(failed) is kind
     assert failed is LATE or request_ is not LATE
     assert batch.outcomes == [slice(0, 1), slice(1, 3)]

@@ -43,7 +43,7 @@ def test_each_image_gets_its_own_objects(cars):
     requests = [[SMALL], broken, [SMALL], [LARGE]]
     small, failed, nan, large = step.finish(Batch(None, places, []), requests, {"output0": rows})
 
-    assert step.wanted == ("output0",)
+    assert step.needed_outputs == ("output0",)
     assert {name: array.tolist() for name, array in small.items()} == {
         "box": [BOXES.tolist()],
         "score": [[score for _, score, _ in KNOWN]],
@@ -60,12 +60,12 @@ def test_classifier_passes_on_the_rows_of_each_request():
     outcomes = step.finish(
         Batch(None, [slice(0, 2), broken, slice(2, 3)], []),
         [[SMALL] * 2, broken, [SMALL]],
-        {step.wanted[0]: np.arange(6, dtype=np.float32).reshape(3, 2)},
+        {step.needed_outputs[0]: np.arange(6, dtype=np.float32).reshape(3, 2)},
     )
 
     assert step.accept([SMALL, LARGE]) == [SMALL, LARGE]
     assert outcomes[1] is broken
-    assert [outcomes[place]["scores"].tolist() for place in (0, 2)] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert [outcomes[index]["scores"].tolist() for index in (0, 2)] == [[[0, 1], [2, 3]], [[4, 5]]]
 
 
 @cases(

@@ -11,7 +11,7 @@ import pytest
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.models.publish.examination import ExaminationLimits, Rejected
-from nereid.models.publish.intake.adaptation import TO_FP16, convert_to_fp16
+from nereid.models.publish.importing.adaptation import TO_FP16, convert_to_fp16
 from nereid.models.publish.publisher import publish
 from tests.networks import constant, identity, store, written
 from tests.publishing import unchanged

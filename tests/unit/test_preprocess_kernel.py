@@ -136,8 +136,8 @@ def model(transform: Transform, pixels: np.ndarray) -> np.ndarray:
 def assert_same_levels(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> None:
     """Nearly all pixels are equal, the rest one level off: a sum at a half may be rounded either way."""
     assert (actual.dtype, actual.shape) == (DATATYPES[transform.datatype], expected.shape)
-    result, wanted = levels(transform, actual), levels(transform, expected)
-    difference = np.abs(result - wanted)
+    actual_levels, expected_levels = levels(transform, actual), levels(transform, expected)
+    difference = np.abs(actual_levels - expected_levels)
     assert difference.max() <= 1.1
     # FP16 has 11 bits, of which 8 are the level's: 1/16 of a level is left.
     assert (difference > 0.1).mean() < 0.0005

@@ -72,9 +72,9 @@ def settings(folder, parameters, **output):
 )
 def test_preset_stands_for_its_numbers(parameters, expected, tmp_path):
     preset = parameters.get("preset", "")
-    given = Shorthand(preset, float(PRESETS.get(preset, {}).get("scale", 0)))
+    shorthand = Shorthand(preset, float(PRESETS.get(preset, {}).get("scale", 0)))
 
-    assert settings(tmp_path, parameters) == PreprocessSettings(expected, Limits(), Resources(), given)
+    assert settings(tmp_path, parameters) == PreprocessSettings(expected, Limits(), Resources(), shorthand)
 
 
 @cases(

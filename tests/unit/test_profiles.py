@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nereid.base.errors import OperationFailed
-from nereid.insight.tune.profiles import MARK, overwritten, tunable, value_of, with_settings, write
+from nereid.insight.tune.profiles import MARK, overwritten_models, tunable, value_of, with_settings, write
 from nereid.insight.tune.trial import copy_repository
-from nereid.repository import layout as repository
+from nereid.repository import repository_index as repository
 from nereid.repository.pbtxt import parse
 from tests.conftest import ROOT
 from tests.tables import cases
@@ -72,9 +72,9 @@ def test_only_the_header_is_replaced(models, after_head):
 def test_replaced_settings_are_reported(models):
     tune(models, "classify_v1", command="nereid tune a", instances=3)
 
-    assert overwritten(models, tunable(models, "classify_v2", "cpu")) == ["classify_v1"]
-    assert overwritten(models, tunable(models, "classify_v1", "cpu")) == []
-    assert overwritten(models, tunable(models, "classify_v2", "tuned")) == []
+    assert overwritten_models(models, tunable(models, "classify_v2", "cpu")) == ["classify_v1"]
+    assert overwritten_models(models, tunable(models, "classify_v1", "cpu")) == []
+    assert overwritten_models(models, tunable(models, "classify_v2", "tuned")) == []
 
 
 def test_model_outside_the_profile_is_tuned_from_its_plain_config(models):

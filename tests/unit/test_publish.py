@@ -23,9 +23,9 @@ from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import change, propose_weights
 from nereid.models.routes.location import find_route
-from nereid.repository.layout import PinnedModel, configs, pins
+from nereid.repository.repository_index import PinnedModel, configs, pins
 from nereid.server.ports import Ports, free_ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests import publishing
 from tests.publishing import NET, ROUTE, candidate, contents, edit_route, publish_number, unchanged
 from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
@@ -79,7 +79,7 @@ COPY = """
 import sys
 from pathlib import Path
 from nereid.models.publish.network import copy_pinned_model
-from nereid.repository.layout import PinnedModel
+from nereid.repository.repository_index import PinnedModel
 
 models = Path(sys.argv[1])
 copy_pinned_model(models / "net_v1", PinnedModel("net_v1", "net", 1, "", 0), 2, models / "net_v2")
@@ -231,8 +231,8 @@ def store_versions(repository: Path, *numbers: int) -> None:
         (repository / NET / str(number)).mkdir()
 
 
-def set_weights(repository: Path, **given: float) -> None:
-    change(find_route(repository, ROUTE), propose_weights(given), None, is_offline=True)
+def set_weights(repository: Path, **shares: float) -> None:
+    change(find_route(repository, ROUTE), propose_weights(shares), None, is_offline=True)
 
 
 def test_rollback_changes_all_routes_or_none(repository):
@@ -394,19 +394,19 @@ def test_impossible_share_is_refused_first(repository, tmp_path, share):
 
 
 def test_server_in_poll_mode_is_an_error(repository, tmp_path):
-    record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "", "", 0, "poll")
+    server_info = ServerInfo(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "", "", 0, "poll")
 
     message = r"expected a server with --model-control-mode explicit, got poll"
     with pytest.raises(OperationFailed, match=message):
-        publish_number(repository, tmp_path, record, 2)
+        publish_number(repository, tmp_path, server_info, 2)
 
 
 def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
     publish_number(repository, tmp_path, None, 2, share=0.01)
     (port,) = free_ports(1)
-    record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), str(repository), "", "")
+    server_info = ServerInfo(1, "127.0.0.1", Ports(port, port, port), str(repository), "", "")
 
-    (output,) = rollback(repository, NET, record)
+    (output,) = rollback(repository, NET, server_info)
 
     assert (weights(repository), "does not respond" in output) == ({"v1": 100, "v2": 0}, True)
 

@@ -19,7 +19,7 @@ from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
 from nereid.models.publish.transaction import locked_repository, opened_journal
 from nereid.models.routes.location import find_route, find_routes, read_state
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests import publishing
 from tests.fake_server import FakeServer, Killed, killed_at, running
 from tests.publishing import NET, ROUTE, contents
@@ -42,8 +42,8 @@ class Site:
         shutil.copytree(self.begin, self.models.parent)
         self.lines.clear()
 
-    def recover(self, record: ServerRecord | None = None, report: Report | None = None) -> None:
-        with locked_repository(self.models, record, report or self.lines.append):
+    def recover(self, server_info: ServerInfo | None = None, report: Report | None = None) -> None:
+        with locked_repository(self.models, server_info, report or self.lines.append):
             pass
 
 
@@ -136,14 +136,16 @@ def start(trees, tmp_path) -> Callable[[str], Site]:
     return make
 
 
-def run(command: str, site: Site, record: ServerRecord | None = None, report: Report | None = None) -> None:
+def run(
+    command: str, site: Site, server_info: ServerInfo | None = None, report: Report | None = None
+) -> None:
     report = report or site.lines.append
     if command == "retire":
-        retire(site.models, NET, 2, record, report)
+        retire(site.models, NET, 2, server_info, report)
     elif command == "remove":
-        remove(site.models, "small", record, report)
+        remove(site.models, "small", server_info, report)
     else:
-        site.recover(record, report)
+        site.recover(server_info, report)
 
 
 # The end of each command, and that of one that is killed before its first line in the journal.
@@ -226,16 +228,16 @@ def test_server_follows_a_killed_command(start, trees, command, versions, dies, 
         site.reset()
         server, died = FakeServer(site.models), []
         with contextlib.ExitStack() as up:
-            record = up.enter_context(running(server))
+            server_info = up.enter_context(running(server))
             kill = die if dies == "command" else lambda up=up, died=died: died.append(up.close())
             with contextlib.suppress(Killed, OperationFailed):
-                run(command, site, record, killing(kill, number))
+                run(command, site, server_info, killing(kill, number))
                 if not died:
                     break
             if dies == "server":
                 server = FakeServer(site.models)
-                up.enter_context(running(server, record.ports))
-            site.recover(record)
+                up.enter_context(running(server, server_info.ports))
+            site.recover(server_info)
 
             assert server.loaded[NET] == versions, number
             assert server.loaded.keys() >= {f"{NET}_v{version}" for version in versions}

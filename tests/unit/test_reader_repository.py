@@ -11,8 +11,8 @@ from nereid.base.assets import STATE, TEXT_REPOSITORY
 from nereid.models.publish.network import copy_pinned_model
 from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
-from nereid.repository.fitting import Machine, plan_instances
-from nereid.repository.layout import (
+from nereid.repository.instance_sizing import Machine, plan_instances
+from nereid.repository.repository_index import (
     PinnedModel,
     pins,
     readable_configs,

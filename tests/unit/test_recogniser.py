@@ -8,7 +8,7 @@ from onnx import helper
 
 from nereid.base.errors import WrongUsage
 from nereid.base.units import split_lines
-from nereid.models.publish.intake.adaptation import NetworkChoices
+from nereid.models.publish.importing.adaptation import NetworkChoices
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.dictionary import characters_of
 from nereid.tasks.read.recogniser import adapt, adapt_file
@@ -44,9 +44,9 @@ def test_best_classes_of_each_step(tmp_path, recogniser):
     assert [tensor.dtype for tensor in tensors] == [np.int64, np.float32] * 2
     # The classes are rounded to half precision in the one with FP16.
     tolerance = 5e-3 if recogniser.datatype == "FP16" else 1e-5
-    for place, (index, probability) in enumerate((tensors[:2], tensors[2:]), 1):
-        assert index.tolist() == expected.argsort(2)[:, :, -place].tolist()
-        np.testing.assert_allclose(probability, np.sort(expected, 2)[:, :, -place], rtol=tolerance)
+    for rank, (index, probability) in enumerate((tensors[:2], tensors[2:]), 1):
+        assert index.tolist() == expected.argsort(2)[:, :, -rank].tolist()
+        np.testing.assert_allclose(probability, np.sort(expected, 2)[:, :, -rank], rtol=tolerance)
 
 
 def test_changed_file_stays_as_it_is():
@@ -114,9 +114,9 @@ BARE = TestRecogniser(characters=())
     empty_line=(BARE, ("a", "", "c", "d", "e"), "line of --labels, got an empty line 2; fix: remove"),
     blank=(BARE, ("<blank>", *CHARACTERS), "line 1 of --labels, got '<blank>'; fix: remove that line"),
 )
-def test_file_that_does_not_fit_is_wrong_usage(recogniser, given, message):
+def test_file_that_does_not_fit_is_wrong_usage(recogniser, labels, message):
     with pytest.raises(WrongUsage, match=message):
-        adapt(recogniser.build(), NetworkChoices(labels=given))
+        adapt(recogniser.build(), NetworkChoices(labels=labels))
 
 
 def test_several_outputs_need_a_choice():
@@ -146,9 +146,9 @@ def test_lines_of_a_dictionary(text, found):
     space_with_a_line=(BARE, (*CHARACTERS, " "), []),
     no_space=(BARE, (*CHARACTERS, "d"), ["the 7 classes are the blank and 6 characters, without a"]),
 )
-def test_notes_about_characters(recogniser, given, notes):
+def test_notes_about_characters(recogniser, labels, notes):
     """A list may be shifted by a line, which no check can find."""
-    texts = adapt(recogniser.build(), NetworkChoices(labels=given)).notes
+    texts = adapt(recogniser.build(), NetworkChoices(labels=labels)).notes
 
     assert [text[: len(note)] for text, note in zip(texts, notes, strict=True)] == notes
 

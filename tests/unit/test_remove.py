@@ -65,8 +65,11 @@ def test_refused_replacement_leaves_the_old_model(accepted, repository, file, ot
     server, before = Picky(repository), contents(repository)
     was, server.accepted = (dict(server.loaded), dict(server.configs)), accepted
 
-    with running(server) as record, pytest.raises(OperationFailed, match=r"was undone: .* out of memory"):
-        add(repository, request(other, is_replacing=True), record)
+    with (
+        running(server) as server_info,
+        pytest.raises(OperationFailed, match=r"was undone: .* out of memory"),
+    ):
+        add(repository, request(other, is_replacing=True), server_info)
 
     assert contents(repository) == before
     assert (server.loaded, server.configs) == was
@@ -80,14 +83,14 @@ def test_refused_old_model_is_reported_after_a_refused_replacement(repository, f
     server, before, lines = Picky(repository), contents(repository), []
     server.refused = "small"
 
-    with running(server) as record:
+    with running(server) as server_info:
         with pytest.raises(OperationFailed, match=r"was undone: .* out of memory"):
-            add(repository, request(other, is_replacing=True), record, lines.append)
+            add(repository, request(other, is_replacing=True), server_info, lines.append)
         assert contents(repository) == before
         assert {"small_network", "small_v1"} <= server.loaded.keys()
         (line,) = [line for line in lines if line.startswith("small: cannot be loaded again: ")]
         assert line.endswith("out of memory; fix: nereid reload small")
-        assert "small" in remove(repository, "small", record)
+        assert "small" in remove(repository, "small", server_info)
 
 
 def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, file):

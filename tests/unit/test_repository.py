@@ -7,8 +7,8 @@ import pytest
 
 from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_cores
-from nereid.repository import layout
-from nereid.repository.layout import Threads, configs, thread_budget
+from nereid.repository import repository_index
+from nereid.repository.repository_index import Threads, configs, thread_budget
 from tests.networks import parameter
 from tests.tables import cases
 
@@ -65,7 +65,7 @@ STEPS = {"e": ensemble("pre", "net"), "pre": "", "net": ""}
     step_without_a_config=({"e": ensemble("bare"), "e__cpu": FUSED, "bare": None}, {"bare"}),
 )
 def test_hidden_models_are_steps_of_replaced_ensembles(files, hidden, make):
-    assert layout.unused_models(make(**files), "cpu") == hidden
+    assert repository_index.unused_models(make(**files), "cpu") == hidden
 
 
 @cases(
@@ -98,7 +98,7 @@ def test_fused_model_without_its_network_is_refused(right, wrong, message, make)
 def test_threads_beyond_the_cores_are_described():
     cores = available_cores()
 
-    text, fits = layout.describe_threads([Threads("a", 2, cores), Threads("b", 0, 9)])
+    text, fits = repository_index.describe_threads([Threads("a", 2, cores), Threads("b", 0, 9)])
 
     assert text.startswith(f"{2 * cores} network threads on {cores} cores (a 2x{cores}, b 0x9): instances of")
     assert not fits
@@ -115,4 +115,4 @@ def test_policy_chooses_the_versions(policy, expected, tmp_path):
     for version in (10, 2, 1):
         (tmp_path / str(version)).mkdir()
 
-    assert layout.served_versions(tmp_path, {"version_policy": policy}) == expected
+    assert repository_index.served_versions(tmp_path, {"version_policy": policy}) == expected

@@ -1,4 +1,4 @@
-"""The controller of a rollout in simulated time: real files, orders and pages, requests by arithmetic."""
+"""The controller of a rollout in simulated time: real files, commands and pages, requests by arithmetic."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from nereid.base import files
 from nereid.base.errors import WrongUsage
 from nereid.cli.main import app
-from nereid.models.rollout import orders
+from nereid.models.rollout import commands
 from nereid.models.rollout.controller import Controller
 from nereid.models.rollout.plan import BOUNDS
 from nereid.models.rollout.rollout_journal import folder_of
@@ -41,8 +41,8 @@ class Behaviour:
 class Simulation(Rollouts):
     """A route with variants `old` and `new`, a fake server of it, and a controller with its own clock."""
 
-    def __init__(self, folder, server, record) -> None:
-        super().__init__(server.repository, record, hold_s=5, slo_ms=32)
+    def __init__(self, folder, server, server_info) -> None:
+        super().__init__(server.repository, server_info, hold_s=5, slo_ms=32)
         self.folder, self.server = folder, server
         self.log, self.now_s, self.requests = [], 0.0, REQUESTS
         self.behaviour = {"old": Behaviour(), "new": Behaviour()}
@@ -51,7 +51,10 @@ class Simulation(Rollouts):
 
     def replace_controller(self) -> None:
         self.controller = Controller(
-            self.location, lambda: self.record if self.is_up else None, self.log.append, lambda: self.now_s
+            self.location,
+            lambda: self.server_info if self.is_up else None,
+            self.log.append,
+            lambda: self.now_s,
         )
 
     def look(self, count: int = 1) -> None:
@@ -115,10 +118,10 @@ def rollout(tmp_path):
     use(repository, before())
     with (
         run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)}), repository) as folder,
-        running(server := FakeServer(repository)) as record,
+        running(server := FakeServer(repository)) as server_info,
     ):
-        run_dir.write(folder, record)
-        yield Simulation(tmp_path, server, record)
+        run_dir.write(folder, server_info)
+        yield Simulation(tmp_path, server, server_info)
 
 
 def use(repository, content) -> None:
@@ -166,7 +169,7 @@ def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout):
     assert (state.phase, state.reasons[0][:16]) == ("paused", "traffic does not"), state
     # Chance gave it 40 of the 400 requests of each second.
     assert {state.look.events["error"][0].requests, sum(state.look.latencies[0])} == {40 * state.elapsed_s}
-    orders.order(rollout.location, "resume")
+    commands.issue(rollout.location, "resume")
     state = rollout.run("ended", "paused")
     assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100}), state.reasons
     assert read_state(rollout.location).route().fallbacks == ("new",)
@@ -191,7 +194,7 @@ def test_too_little_traffic_pauses_and_says_so(rollout):
     assert rollout.weights() == {"old": 90, "new": 10}
     assert "paused at step 10 %: no decision within 8 s" in rollout.nereid("status").stdout
 
-    with files.locked_file(folder_of(rollout.server.repository) / orders.LOCK, "a controller"):
+    with files.locked_file(folder_of(rollout.server.repository) / commands.CONTROLLER_LOCK, "a controller"):
         assert rollout.nereid("resume").exit_code == 0
         rollout.run("measuring")
         assert rollout.nereid("promote", "--reason", "tested elsewhere").exit_code == 0
@@ -215,13 +218,13 @@ def test_inconclusive_step_can_roll_back(rollout, tmp_path):
 def test_edited_route_pauses_and_names_the_edit(rollout):
     """The controller never overwrites somebody else's change before a person resumes."""
     rollout.start_measuring()
-    change(rollout.location, propose_weights({"new": 33}), RunningServer(rollout.record))
+    change(rollout.location, propose_weights({"new": 33}), RunningServer(rollout.server_info))
 
     state = rollout.run("paused")
 
     assert state.reasons == ("the route was changed outside the rollout: variants[new].weight: 10 → 33",)
     assert rollout.weights()["new"] == 33
-    orders.order(rollout.location, "resume")
+    commands.issue(rollout.location, "resume")
     rollout.look()
     assert rollout.weights() == {"old": 90, "new": 10}
 
@@ -254,7 +257,7 @@ def test_order_in_the_moment_of_a_decision_counts(rollout):
 
     def pause_and_answer() -> str:
         rollout.server.page = page
-        orders.order(rollout.location, "pause")
+        commands.issue(rollout.location, "pause")
         rollout.answer(100 * REQUESTS)
         return page()
 
@@ -278,12 +281,12 @@ def test_hooks_run_and_a_failing_one_pauses(rollout, tmp_path):
 def test_abort_works_without_a_controller_and_only_once(rollout):
     """The command itself withdraws the candidate; a second one does not end a rollback that is under way."""
     rollout.start_measuring()
-    orders.order(rollout.location, "abort", "second thoughts")
+    commands.issue(rollout.location, "abort", "second thoughts")
 
     refused = rollout.nereid("abort")
     assert (refused.exit_code, "cannot abort: rollout" in refused.stderr) == (1, True)
     assert "rolling back from step 10 %" in refused.stderr
-    orders.finish(rollout.location, lambda: rollout.record, print)
+    commands.finish(rollout.location, lambda: rollout.server_info, print)
     assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
 
     rollout.start_measuring()
@@ -294,7 +297,7 @@ def test_abort_works_without_a_controller_and_only_once(rollout):
 
 def test_withdrawal_is_written_without_a_server(rollout):
     rollout.start_measuring()
-    orders.order(rollout.location, "abort")
+    commands.issue(rollout.location, "abort")
     rollout.is_up = False
 
     rollout.look()
@@ -327,14 +330,14 @@ def test_plan_measures_the_traffic(rollout):
 
     assert [need.step for need in busy] == ["shadow", "25 %", "100 %"]
     assert all(need.requests >= 50 and need.seconds >= 5 for need in busy)
-    assert (busy[1].what, {need.seconds for need in forecast(rollout, plan, 0)}) == ("error", {float("inf")})
+    assert (busy[1].event, {need.seconds for need in forecast(rollout, plan, 0)}) == ("error", {float("inf")})
 
 
 def forecast(rollout, plan, requests: int):
     """Return the forecast of a measurement of half a second, in which the route answers requests."""
     timer = threading.Timer(0.2, rollout.answer, [requests])
     timer.start()
-    needs = orders.forecast(rollout.location, plan, rollout.record, 0.5)
+    needs = commands.forecast(rollout.location, plan, rollout.server_info, 0.5)
     timer.join()
     return needs
 
@@ -371,7 +374,9 @@ def test_killed_controller_is_continued(errors, result, notes, rollout):
 
         assert (rollout.state.phase, rollout.state.result) == ("ended", result), kills
         assert rollout.weights() == {"old": 100 * (not promoted), "new": 100 * promoted}
-        assert RunningServer(rollout.record).served(ROUTE).sha256s == {read_state(rollout.location).sha256}
+        assert RunningServer(rollout.server_info).route_status(ROUTE).sha256s == {
+            read_state(rollout.location).sha256
+        }
         # Each change is in the history once, or is first seen by the next one after a kill.
         seen = Counter(entry.note for entry in read_state(rollout.location).all_entries)
         assert max(seen[note] for note in notes) == 1, (kills, seen)

@@ -10,12 +10,12 @@ from scipy import stats  # only here: the oracle of the rank test
 from nereid.models.rollout import judge
 from nereid.models.rollout.judge import (
     BettingTest,
+    EventCount,
     EventLimit,
-    Outcome,
     PairCounts,
     StepJudge,
     StepLimits,
-    Tally,
+    StepOutcome,
 )
 from tests.tables import cases
 
@@ -33,7 +33,7 @@ def test_capital_does_not_grow_on_average_at_the_edge_of_the_hypothesis(share, m
         expected = 0.0
         for mine, other in itertools.product(range(ours + 1), range(theirs + 1)):
             evidence = BettingTest(margin, against_smaller)
-            evidence.add(Tally(ours, mine), Tally(theirs, other))
+            evidence.add(EventCount(ours, mine), EventCount(theirs, other))
             chance = stats.binom.pmf(mine, ours, base + margin) * stats.binom.pmf(other, theirs, base)
             expected += chance * math.exp(evidence.log_capital)
         assert expected <= 1 + 1e-9
@@ -47,7 +47,7 @@ def test_block_capital_does_not_grow_on_average(margin, against_smaller):
         expected = 0.0
         for mine, other in itertools.product((0, 4), (0, 9)):
             evidence = BettingTest(margin, against_smaller, is_in_blocks=True)
-            evidence.add(Tally(4, mine), Tally(9, other))
+            evidence.add(EventCount(4, mine), EventCount(9, other))
             ours, theirs = base + margin, base
             chance = (ours if mine else 1 - ours) * (theirs if other else 1 - theirs)
             expected += chance * math.exp(evidence.log_capital)
@@ -58,7 +58,7 @@ def test_candidate_without_control_is_compared_with_the_margin():
     over, below = BettingTest(0.1, against_smaller=True), BettingTest(0.1, against_smaller=False)
 
     for evidence in (over, below):
-        evidence.add(Tally(300, 75), None)
+        evidence.add(EventCount(300, 75), None)
 
     assert over.rejects(0.001)
     assert not below.rejects(0.5)
@@ -68,8 +68,8 @@ def test_counts_without_control_compare_nothing():
     """A look may be so short that only one of both had requests."""
     evidence = BettingTest(0.01, against_smaller=True)
 
-    evidence.add(Tally(5, 5), Tally(0, 0))
-    evidence.add(Tally(0, 0), Tally(5, 0))
+    evidence.add(EventCount(5, 5), EventCount(0, 0))
+    evidence.add(EventCount(0, 0), EventCount(5, 0))
 
     assert evidence.log_capital == 0.0
 
@@ -78,7 +78,7 @@ def test_counts_without_control_compare_nothing():
 def test_impossible_counts_are_rejected(requests, events):
     """Such counts come from a server that restarted, whose counters began anew."""
     with pytest.raises(ValueError, match=f"got {events} of {requests}"):
-        Tally(requests, events)
+        EventCount(requests, events)
 
 
 def test_rank_test_is_that_of_scipy():
@@ -102,7 +102,7 @@ def step_limits(**changed) -> StepLimits:
     return StepLimits(**values | changed)
 
 
-def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> PairCounts:
+def look(candidate: EventCount, control: EventCount, ours: int = 1, theirs: int = 1) -> PairCounts:
     latencies = [0] * 5, [0] * 5
     latencies[0][ours], latencies[1][theirs] = candidate.requests, control.requests
     return PairCounts({"error": (candidate, control)}, latencies, (candidate.requests, control.requests))
@@ -111,7 +111,7 @@ def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> Pa
 def test_good_candidate_passes_when_the_step_is_over():
     step, said = StepJudge(step_limits(), 0.5, BOUNDS), []
     for _ in range(200):
-        step.add(look(Tally(50, 0), Tally(50, 0)))
+        step.add(look(EventCount(50, 0), EventCount(50, 0)))
         said.append(step.verdict(is_over=False).reasons[0].split(", ")[-1])
 
     assert [*dict.fromkeys(said)] == [
@@ -119,18 +119,26 @@ def test_good_candidate_passes_when_the_step_is_over():
         "no decision yet",
         "the minimum duration has not elapsed",
     ]
-    assert step.verdict(is_over=True).outcome == Outcome.PASS
+    assert step.verdict(is_over=True).outcome == StepOutcome.PASS
 
 
 @cases(
-    over_the_limit=(look(Tally(400, 160), Tally(400, 160)), Outcome.FAIL, "over the limit of 20.00%"),
+    over_the_limit=(
+        look(EventCount(400, 160), EventCount(400, 160)),
+        StepOutcome.FAIL,
+        "over the limit of 20.00%",
+    ),
     worse=(
-        look(Tally(3000, 300), Tally(3000, 30)),
-        Outcome.FAIL,
+        look(EventCount(3000, 300), EventCount(3000, 30)),
+        StepOutcome.FAIL,
         "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control",
     ),
-    slower=(look(Tally(9000, 0), Tally(9000, 0), 2, 1), Outcome.FAIL, "is 2.00 times the control's"),
-    broken_split=(look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
+    slower=(
+        look(EventCount(9000, 0), EventCount(9000, 0), 2, 1),
+        StepOutcome.FAIL,
+        "is 2.00 times the control's",
+    ),
+    broken_split=(look(EventCount(9000, 0), EventCount(8000, 0)), StepOutcome.INCONCLUSIVE, "expected 50.0%"),
 )
 def test_verdict_names_what_decided(seen, outcome, words):
     step = StepJudge(step_limits(), 0.5, BOUNDS)
@@ -151,6 +159,6 @@ def test_needed_requests_are_enough_for_an_equal_candidate(share):
     for _ in range(200):
         evidence = BettingTest(0.01, against_smaller=False)
         mine, other = rng.binomial(ours, 0.002), rng.binomial(total - ours, 0.002)
-        evidence.add(Tally(ours, int(mine)), Tally(total - ours, int(other)))
+        evidence.add(EventCount(ours, int(mine)), EventCount(total - ours, int(other)))
         passed += evidence.rejects(0.01)
     assert passed > 80  # the forecast is that of the expected counts, which half of all samples exceed

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.models.rollout import measurement, plan
-from nereid.models.rollout.judge import Outcome, Tally
+from nereid.models.rollout.judge import EventCount, StepOutcome
 from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
@@ -28,7 +28,7 @@ def verdicts(
     requests: int = MUCH,
     step: float | str = 10,
     open_s: float = OPEN_S,
-) -> list[tuple[Outcome, str]]:
+) -> list[tuple[StepOutcome, str]]:
     """Return outcome and first reason of each look; the last breakers stay as they are."""
     made = plan.make_plan(candidate="new", steps=[*dict.fromkeys([step, 100])], hold_s=HOLD_S)
     state = Rollout(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
@@ -37,13 +37,13 @@ def verdicts(
         counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
         page = MetricSamples.parse(f"{counted}{requests * number}")
         served = ServedRouteStatus(frozenset(), breakers[min(number, len(breakers) - 1)])
-        measured.add(measurement.MetricsSnapshot(1, page, served), measurement.SETTLE_S + number * LOOK_S)
+        measured.add(measurement.MetricsSnapshot(1, page, served), measurement.SETTLING_S + number * LOOK_S)
         verdict = measured.verdict()
         decisions.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
     return decisions
 
 
-def outcomes(*words, **options) -> set[Outcome]:
+def outcomes(*words, **options) -> set[StepOutcome]:
     return {outcome for outcome, _ in verdicts(*words, **options)}
 
 
@@ -54,7 +54,7 @@ LOOKS_OF_PAUSES = int(measurement.MIN_TRIALS * 2 * HOLD_S / LOOK_S)
 
 
 def test_breaker_that_opens_fails_the_step():
-    expected = Outcome.FAIL, "the breaker of 'new' has opened, 0 of 0 requests failed"
+    expected = StepOutcome.FAIL, "the breaker of 'new' has opened, 0 of 0 requests failed"
 
     assert verdicts(3, CLOSED, CLOSED, OPEN)[-1] == expected
     # Without requests of the candidate, the page has no breaker of it.
@@ -65,32 +65,32 @@ def test_breaker_that_was_open_may_close():
     """An earlier failure does not count against a candidate that responds; a trial may fail before."""
     states = OPEN, OPEN, HALF_OPEN, OPEN, OPEN, HALF_OPEN, CLOSED
 
-    assert outcomes(2 * LOOKS_OF_HOLD, *states) == {Outcome.CONTINUE}
+    assert outcomes(2 * LOOKS_OF_HOLD, *states) == {StepOutcome.CONTINUE}
 
 
 @cases(
-    open=([OPEN], {}, LOOKS_OF_HOLD, (Outcome.FAIL, FAILED)),
-    failed_trial=([OPEN, HALF_OPEN, OPEN], {}, LOOKS_OF_HOLD, (Outcome.FAIL, FAILED)),
-    both=([BOTH], {}, LOOKS_OF_HOLD, (Outcome.INCONCLUSIVE, NO_COMPARISON)),
+    open=([OPEN], {}, LOOKS_OF_HOLD, (StepOutcome.FAIL, FAILED)),
+    failed_trial=([OPEN, HALF_OPEN, OPEN], {}, LOOKS_OF_HOLD, (StepOutcome.FAIL, FAILED)),
+    both=([BOTH], {}, LOOKS_OF_HOLD, (StepOutcome.INCONCLUSIVE, NO_COMPARISON)),
     # With a tenth of few requests, nothing could close it before.
-    few_requests=([OPEN], {"requests": LITTLE}, LOOKS_OF_TRIALS, (Outcome.FAIL, FAILED)),
-    long_pauses=([OPEN], {"open_s": 2 * HOLD_S}, LOOKS_OF_PAUSES, (Outcome.FAIL, FAILED)),
+    few_requests=([OPEN], {"requests": LITTLE}, LOOKS_OF_TRIALS, (StepOutcome.FAIL, FAILED)),
+    long_pauses=([OPEN], {"open_s": 2 * HOLD_S}, LOOKS_OF_PAUSES, (StepOutcome.FAIL, FAILED)),
 )
 def test_breaker_that_stays_open_decides_after_the_hold_and_trials(states, options, looks, last):
     """A candidate that died before its step gets no request that could fail."""
     decisions = verdicts(looks + 1, *states, **options)
 
-    assert {outcome for outcome, _ in decisions[:-1]} == {Outcome.CONTINUE}
+    assert {outcome for outcome, _ in decisions[:-1]} == {StepOutcome.CONTINUE}
     assert decisions[-1] == last
 
 
 def test_last_step_needs_no_control():
-    assert verdicts(LOOKS_OF_HOLD + 1, OPEN, step=100, requests=0)[-1] == (Outcome.FAIL, FAILED)
+    assert verdicts(LOOKS_OF_HOLD + 1, OPEN, step=100, requests=0)[-1] == (StepOutcome.FAIL, FAILED)
 
 
 def test_open_breaker_of_a_shadow_decides_nothing():
     """Copies of requests do not pass it, so they cannot close it."""
-    assert outcomes(2 * LOOKS_OF_HOLD, OPEN, step="shadow") == {Outcome.CONTINUE}
+    assert outcomes(2 * LOOKS_OF_HOLD, OPEN, step="shadow") == {StepOutcome.CONTINUE}
 
 
 def series(labels: str, *rows: tuple) -> dict[frozenset[tuple[str, str]], float]:
@@ -126,9 +126,9 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
     counts = measurement.count_pair(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
 
     assert counts.events == {
-        "error": (Tally(6, 1), Tally(5, 0)),
-        "slow": (Tally(6, 2), Tally(5, 0)),
-        "disagreement": (Tally(11, 3), Tally(0, 0)),
+        "error": (EventCount(6, 1), EventCount(5, 0)),
+        "slow": (EventCount(6, 2), EventCount(5, 0)),
+        "disagreement": (EventCount(11, 3), EventCount(0, 0)),
     }
     assert [[count for count in buckets if count] for buckets in counts.latencies] == [[4, 2], [5]]
     assert counts.drawn == (3, 5)
@@ -147,5 +147,5 @@ def test_bucket_that_lags_behind_counts_once(cumulative, carried_slow, slow, cou
         looks.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, carried_slow))
         before = page
 
-    assert [counts.events["slow"][0] for counts in looks] == [Tally(*numbers) for numbers in slow]
+    assert [counts.events["slow"][0] for counts in looks] == [EventCount(*numbers) for numbers in slow]
     assert sum(sum(counts.latencies[0]) for counts in looks) == counted

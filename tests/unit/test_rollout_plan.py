@@ -119,8 +119,8 @@ def test_sticky_keys_move_only_to_the_candidate():
 
 
 def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
-    own = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
-    base = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
+    existing = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
+    base = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=existing)
     first = propose_step(rollout(steps=["shadow", 100]))(present(base)).route
     shadows = [(shadow.name, shadow.model, shadow.version) for shadow in first.shadows]
     assert shadows == [("own", "m", 1), ("rollout-new", "net_new", 3)]

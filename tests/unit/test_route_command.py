@@ -15,19 +15,19 @@ import pytest
 
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import user_name
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.cli import route as commands
 from nereid.models.routes.change import (
     RunningServer,
     ServedRouteStatus,
     change,
     propose_weights,
-    read_metrics,
+    read_served_status,
     served_status,
 )
 from nereid.models.routes.location import find_route, read_state
 from nereid.server.ports import Ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from tests.fake_server import killed_at
 from tests.publishing import contents, unchanged
 from tests.tables import cases
@@ -423,7 +423,7 @@ class FakeServer:
         self.checked.append((model, version))
         return model not in self.not_ready
 
-    def served(self, route: str) -> ServedRouteStatus:
+    def route_status(self, route: str) -> ServedRouteStatus:
         if isinstance(self.says, OperationFailed):
             raise self.says
         return self.says
@@ -466,10 +466,10 @@ def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
         if listens:
             stalled.listen()
         port = stalled.getsockname()[1]
-        record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), "", "", "")
-        server = RunningServer(record, timeout_s=0.2)
+        server_info = ServerInfo(1, "127.0.0.1", Ports(port, port, port), "", "", "")
+        server = RunningServer(server_info, timeout_s=0.2)
 
-        for ask, reason in ((server.served, http), (lambda model: server.is_ready(model, 1), grpc)):
+        for ask, reason in ((server.route_status, http), (lambda model: server.is_ready(model, 1), grpc)):
             with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not respond: {reason}"):
                 ask("classify")
 
@@ -504,7 +504,7 @@ def test_metrics_page_is_read_for_one_route():
     """The newest file of each instance and the worst breaker count; other routes have no effect."""
     breakers = {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"}
 
-    assert read_metrics(MetricSamples.parse(PAGE), "classify") == ServedRouteStatus(
+    assert read_served_status(MetricSamples.parse(PAGE), "classify") == ServedRouteStatus(
         frozenset({"new", "late"}), breakers
     )
-    assert read_metrics(MetricSamples.parse(PAGE), "none") == ServedRouteStatus(frozenset(), {})
+    assert read_served_status(MetricSamples.parse(PAGE), "none") == ServedRouteStatus(frozenset(), {})

@@ -70,8 +70,8 @@ class World:
 
     def count(self, name: str, **labels: str) -> float:
         """Return a count, summed over all other labels."""
-        wanted = set(labels.items())
-        return sum(n for (family, pairs), n in self.counts.items() if family == name and wanted <= set(pairs))
+        chosen = set(labels.items())
+        return sum(n for (family, pairs), n in self.counts.items() if family == name and chosen <= set(pairs))
 
     def fail(self, model: str, error: Exception, after_s: float = 0.0) -> None:
         def answer() -> np.ndarray:
@@ -632,7 +632,7 @@ def test_hung_shadow_is_given_up():
 
 def test_response_that_cannot_be_built_is_an_error(world):
     request = Request(world, {})
-    request.respond = lambda *given: 1 / 0
+    request.respond = lambda *arguments: 1 / 0
 
     world.router.handle(world.router.admit(request))
 
@@ -724,7 +724,9 @@ def test_each_response_is_observed_after_it_was_sent(world):
         seen.append((list(request.answers), response is CAT, labels))
         return {}
 
-    world.router = Router(in_use(ROUTE), ClassificationOutputs(), world, draw=lambda: 0.0, observe=observe)
+    world.router = Router(
+        in_use(ROUTE), ClassificationOutputs(), world, random_unit=lambda: 0.0, observe=observe
+    )
     world.fail("m1", errors.InferenceFailed("no"))
     for parameters in (TO_V2, TO_V1, {**TO_V2, PROBE_HEADER: "1"}):
         world.send(parameters)

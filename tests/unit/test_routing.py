@@ -57,7 +57,7 @@ def raised(variant: Variant, weight: float) -> Variant:
     other=({"other": "x"}, V1, "weight"),
 )
 def test_precedence(parameters, chosen, reason):
-    assert choose(loaded(V1, V2), parameters, draw=0.0) == VariantChoice(chosen, reason)
+    assert choose(loaded(V1, V2), parameters, random_unit=0.0) == VariantChoice(chosen, reason)
 
 
 @cases(
@@ -74,7 +74,7 @@ def test_header_rules(parameters, name, reason):
     second = msgspec.structs.replace(V2, headers={"x-route-group": ("beta", "staff")})
     third = msgspec.structs.replace(V3, headers={"x-route-region": ("eu",), "x-route-tier": ("1",)})
 
-    choice = choose(loaded(V1, second, third), parameters, draw=0.0)
+    choice = choose(loaded(V1, second, third), parameters, random_unit=0.0)
 
     assert (choice.variant.name, choice.reason) == (name, reason)
 
@@ -84,7 +84,7 @@ def test_unknown_name_is_rejected(name, expected):
     message = f"^invalid request: unknown {name} 'v9': expected one of {expected}$"
 
     with pytest.raises(InvalidRequest, match=message):
-        choose(loaded(V1, V2), {name: "v9"}, draw=0.0)
+        choose(loaded(V1, V2), {name: "v9"}, random_unit=0.0)
 
 
 def test_version_selects_its_first_variant():
@@ -147,11 +147,11 @@ def test_shadow_gets_its_share():
         by_chance = [
             assignment.is_mirrored(shadow, "b", "", unit) for unit in np.linspace(0, 1, 4000, endpoint=False)
         ]
-        by_key = {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, draw=0.5)}
+        by_key = {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, random_unit=0.5)}
 
         assert np.mean(by_chance) == pytest.approx(percent / 100, abs=0.001)
         assert len(by_key) / len(CALLERS) == pytest.approx(percent / 100, abs=0.04)
-        assert by_key == {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, draw=0.1)}
+        assert by_key == {key for key in CALLERS if assignment.is_mirrored(shadow, "b", key, random_unit=0.1)}
         assert mirrored <= by_key, "a higher percentage only adds keys"
         mirrored = by_key
 

@@ -22,8 +22,8 @@ warming = partial(parameter, "nereid.warm_batch_sizes")
 
 
 def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
-    given = {name: {"string_value": text} for name, text in parameters.items()}
-    return ModelConfig.from_document({"max_batch_size": max_batch_size, "parameters": given}, Path("m"), 1)
+    entries = {name: {"string_value": text} for name, text in parameters.items()}
+    return ModelConfig.from_document({"max_batch_size": max_batch_size, "parameters": entries}, Path("m"), 1)
 
 
 @cases(
@@ -54,7 +54,7 @@ def opened(folder, model, text: str) -> tuple[list[float], list[int]]:
     store(folder, "m", model, text + ONE_INSTANCE)
     Session.from_config(
         ModelConfig.from_file(folder / "m", 1),
-        events=SessionEvents(ran=lambda seconds, rows: ran.append(rows), warmed=warmed.append),
+        events=SessionEvents(on_run=lambda seconds, rows: ran.append(rows), on_warmup=warmed.append),
     )
     return warmed, ran
 

@@ -16,14 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.base.assets import REPOSITORY
-from nereid.base.config.server_flags import backend_settings, flag_values
+from nereid.base.config.server_flags import backend_config_values, flag_values
 from nereid.base.errors import ServerError
 from nereid.cli.main import app
 from nereid.server import installation, ports, preflight, run_dir
 from nereid.server.command_line import TritonOptions, environment
 from nereid.server.embedded_server import unservable_models
 from nereid.server.ports import Ports, check_ports, free_ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from nereid.server.serve import announcement
 from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
 from tests.commands import captured
@@ -71,7 +71,7 @@ def test_values_of_a_flag_keep_their_order(words, values):
     comma_in_the_value=(["--backend-config=a=/x,onnxruntime,a=2"], {"a": "/x,onnxruntime,a=2"}),
 )
 def test_settings_are_those_of_one_backend(words, settings):
-    assert backend_settings(["tritonserver", *words], "onnxruntime") == settings
+    assert backend_config_values(["tritonserver", *words], "onnxruntime") == settings
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def base(tmp_path):
     return run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
-def record(repository: object = "/r", **changes) -> ServerRecord:
-    made = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "cpu", "secret", 4)
+def server_info(repository: object = "/r", **changes) -> ServerInfo:
+    made = ServerInfo(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "cpu", "secret", 4)
     return replace(made, **changes)
 
 
@@ -97,9 +97,9 @@ def test_newest_server_of_the_repository_is_found_and_the_others_named(base, tmp
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     ports = Ports(*free_ports(3))
     with run_dir.occupy(base, REPOSITORY) as one, run_dir.occupy(base, REPOSITORY) as other:
-        run_dir.write(one, record(REPOSITORY, pid=1001, ports=ports, health_port=0))
+        run_dir.write(one, server_info(REPOSITORY, pid=1001, ports=ports, health_port=0))
         alone = CliRunner().invoke(app, ["versions", "classify"], env=environment)
-        run_dir.write(other, record(REPOSITORY, pid=1002, ports=ports, health_port=0))
+        run_dir.write(other, server_info(REPOSITORY, pid=1002, ports=ports, health_port=0))
         both = CliRunner().invoke(app, ["versions", "classify"], env=environment)
         assert run_dir.find(base, REPOSITORY).pid == 1002
 
@@ -112,22 +112,22 @@ def test_newest_server_of_the_repository_is_found_and_the_others_named(base, tmp
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_persons_get_addresses_and_a_request_to_try(host):
-    assert announcement(TritonOptions(REPOSITORY, "cpu"), record(host=host)) == (
+    assert announcement(TritonOptions(REPOSITORY, "cpu"), server_info(host=host)) == (
         "ready: http 127.0.0.1:1, grpc 127.0.0.1:2, metrics 127.0.0.1:3, health 127.0.0.1:4; "
         "try: nereid classify IMAGE; stop: Ctrl-C"
     )
 
 
 def test_request_to_try_is_for_a_served_model_with_outputs(tmp_path):
-    line = announcement(TritonOptions(REPOSITORY, "cpu"), record(), {"classify": "why", "dogs": "why"})
+    line = announcement(TritonOptions(REPOSITORY, "cpu"), server_info(), {"classify": "why", "dogs": "why"})
     assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
 
     is_ready = "curl -i http://127.0.0.1:1/v2/health/ready;"
-    assert is_ready in announcement(TritonOptions(tmp_path), record())
+    assert is_ready in announcement(TritonOptions(tmp_path), server_info())
     (tmp_path / "m" / "1").mkdir(parents=True)
     text = 'backend: "onnxruntime" input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
     (tmp_path / "m" / "config.pbtxt").write_text(text)
-    assert is_ready in announcement(TritonOptions(tmp_path), record())
+    assert is_ready in announcement(TritonOptions(tmp_path), server_info())
 
 
 @rows(
@@ -167,10 +167,10 @@ def test_found_port_is_for_its_finder_only(tmp_path, monkeypatch):
     assert others != [port]
     with socket.socket() as by_chance, pytest.raises(OSError, match="in use"):
         by_chance.bind(("127.0.0.1", port))
-    taken = f"http port {port} on 127.0.0.1 cannot be used: .*in use.*--http-port"
+    message = f"http port {port} on 127.0.0.1 cannot be used: .*in use.*--http-port"
     for _ in range(2):
         check_ports("127.0.0.1", Ports(port, port, port))
-        with socket.create_server(("127.0.0.1", port)), pytest.raises(ServerError, match=taken):
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(ServerError, match=message):
             check_ports("127.0.0.1", Ports(port, port, port))
 
 
@@ -192,7 +192,7 @@ def test_later_connections_get_a_wide_receive_buffer():
 
 def test_server_is_found_by_its_repository_and_its_token_is_private(base, tmp_path):
     ours, other = tmp_path / "ours", tmp_path / "other"
-    written = record(ours)
+    written = server_info(ours)
     assert run_dir.find(base, ours) is None
     assert not base.exists()
 
@@ -220,24 +220,24 @@ def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
     with run_dir.occupy(base, tmp_path) as folder:
         left = folder.with_name("left")
         left.mkdir()
-        server, other = (subprocess.Popen(["sleep", "60"], cwd=place) for place in (left, folder))
+        server, other = (subprocess.Popen(["sleep", "60"], cwd=directory) for directory in (left, folder))
         try:
-            run_dir.write(folder, record(tmp_path, pid=other.pid))
-            run_dir.write(left, record(tmp_path, pid=server.pid))
+            run_dir.write(folder, server_info(tmp_path, pid=other.pid))
+            run_dir.write(left, server_info(tmp_path, pid=server.pid))
             assert run_dir.orphans(base, tmp_path) == [(server.pid, left)]
-            run_dir.write(left, record(tmp_path, pid=other.pid))
+            run_dir.write(left, server_info(tmp_path, pid=other.pid))
             assert run_dir.orphans(base, tmp_path) == []
         finally:
             for process in (server, other):
                 process.kill()
                 process.wait()
-        run_dir.write(left, record(tmp_path, pid=server.pid))
+        run_dir.write(left, server_info(tmp_path, pid=server.pid))
         assert run_dir.orphans(base, tmp_path) == []
 
 
 def test_directory_of_a_killed_server_is_neither_found_nor_kept(base, tmp_path):
     with run_dir.occupy(base, tmp_path) as folder:
-        run_dir.write(folder, record(tmp_path))
+        run_dir.write(folder, server_info(tmp_path))
         left_over = shutil.copytree(folder, folder.with_name("left-over"))
 
     assert run_dir.find(base, tmp_path) is None
@@ -254,7 +254,7 @@ def test_unusable_runtime_folder_is_not_used(tmp_path):
 
 def test_folder_open_to_others_is_rejected(base, tmp_path):
     with run_dir.occupy(base, tmp_path) as folder:
-        run_dir.write(folder, record(tmp_path))
+        run_dir.write(folder, server_info(tmp_path))
         base.chmod(0o755)
         assert run_dir.find(base, tmp_path) is None
 

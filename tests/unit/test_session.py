@@ -69,7 +69,7 @@ def bounded(rows: int) -> str:
 
 def counted(opening, *args) -> tuple[Session, list[int]]:
     ran: list[int] = []
-    events = SessionEvents(ran=lambda seconds, rows: ran.append(rows if seconds > 0 else -1))
+    events = SessionEvents(on_run=lambda seconds, rows: ran.append(rows if seconds > 0 else -1))
     return opening(*args, events=events), ran
 
 
@@ -81,11 +81,11 @@ def texts(*values: str | bytes) -> np.ndarray:
 @pytest.mark.parametrize("sizes", [[], [0], [5], [1, 1, 1, 1], [2, 3, 1, 2], [8]], ids=str)
 def test_every_request_gets_its_own_rows_of_its_requested_outputs(open_model, run_batch_size, sizes):
     requests = [{"x": np.random.default_rng(i).random((n, 3), np.float32)} for i, n in enumerate(sizes)]
-    wanted = [["y", "sums"], ["sums"], [], ["y"]][: len(sizes)]
+    requested = [["y", "sums"], ["sums"], [], ["y"]][: len(sizes)]
 
-    answers = open_model(double(), bounded(run_batch_size)).run_requests(requests, wanted)
+    answers = open_model(double(), bounded(run_batch_size)).run_requests(requests, requested)
 
-    for request, names, answer in zip(requests, wanted, answers, strict=True):
+    for request, names, answer in zip(requests, requested, answers, strict=True):
         x = request["x"]
         expected = {"y": 2 * x, "sums": x.astype(np.float64).sum(1, keepdims=True)}
         assert answer.keys() == {*names}
@@ -223,8 +223,8 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
     named_directory=('default_model_filename: "net"', "net/model.onnx"),
     for_a_GPU_only=('cc_model_filenames { key: "9.0" value: "hopper.onnx" }', "model.onnx"),
 )
-def test_model_file_is_found(given, stored_as, tmp_path):
-    config = stored(tmp_path, double(), BATCHES + X + Y + given, filename=stored_as)
+def test_model_file_is_found(text, stored_as, tmp_path):
+    config = stored(tmp_path, double(), BATCHES + X + Y + text, filename=stored_as)
 
     assert network_file.path_of(config) == tmp_path / "m" / "1" / stored_as
 

@@ -76,7 +76,7 @@ def test_broken_device_fails_every_later_run(fail, text, tmp_path):
     store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
     reasons, good = [], {"shape": np.array([2, 2])}
     config = ModelConfig.from_file(tmp_path / "fragile", 1)
-    session = Session.from_config(config, events=SessionEvents(device_failed=reasons.append))
+    session = Session.from_config(config, events=SessionEvents(on_device_failed=reasons.append))
     assert session.run(good, ["y"])[0].shape == (2, 2)
 
     outcomes = [*fail(session), *session.run_requests([good], [["y"]])]

@@ -28,9 +28,9 @@ TWO_INSTANCES = [{"kind": "KIND_CPU", "count": 2}]
 
 
 def config(parameters=None, kind="CPU", device_id=0, folder=Path("/r/m"), **document) -> ModelConfig:
-    given = {key: {"string_value": value} for key, value in (parameters or {}).items()}
+    entries = {key: {"string_value": value} for key, value in (parameters or {}).items()}
     base = {"name": "m", "backend": "onnxruntime", "max_batch_size": 8, "instance_group": ONE_INSTANCE}
-    return ModelConfig.from_document({**base, "parameters": given, **document}, folder, 1, kind, device_id)
+    return ModelConfig.from_document({**base, "parameters": entries, **document}, folder, 1, kind, device_id)
 
 
 def accelerated(gpu=(), cpu=(), kind="GPU", **more) -> ModelConfig:
@@ -281,8 +281,8 @@ def test_providers_of_an_instance(model, expected):
     *(({name: "1"}, {name: "1"}) for name in ("trt_engine_cache_enable", "trt_cuda_graph_enable")),
     ids=lambda value: "-".join(map("=".join, value.items())),
 )
-def test_tensorrt_keys_get_their_own_names(given, expected):
-    pairs = providers(accelerated(gpu=[("tensorrt", given)]), ALL)
+def test_tensorrt_keys_get_their_own_names(options, expected):
+    pairs = providers(accelerated(gpu=[("tensorrt", options)]), ALL)
 
     assert pairs == ((TENSORRT, {**expected, **DEVICE}), (CUDA, DEVICE), (CPU, {}))
 
@@ -334,9 +334,9 @@ NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {
     (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_wrong_setting_has_the_official_message(read, given, message):
+def test_wrong_setting_has_the_official_message(read, arguments, message):
     with pytest.raises(InvalidConfig, match=f"^{re.escape(message)}$"):
-        read(*given)
+        read(*arguments)
 
 
 def on_gpu(folder: Path, **kinds: str) -> ModelConfig:

@@ -16,7 +16,7 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.client import classifier_errors as errors
 from nereid.client import shared_memory
 from nereid.client.retry import Attempts, RetryBudget
-from nereid.client.shared_memory import FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
+from nereid.client.shared_memory import SHM_FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
 from nereid.client.transport import run
 from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
 from tests.commands import captured
@@ -33,7 +33,7 @@ RESTRICTED = errors.RequestRefused("This protocol is restricted, expecting heade
 def files(monkeypatch, request) -> Callable[[], set[str]]:
     prefix = f"nereid-{os.getpid()}-{abs(hash(request.node.nodeid))}-"
     monkeypatch.setattr(shared_memory, "name_prefix", lambda: prefix)
-    return lambda: {path.name for path in FOLDER.glob(f"{prefix}*")}
+    return lambda: {path.name for path in SHM_FOLDER.glob(f"{prefix}*")}
 
 
 def sent(script: Script, word: str) -> list[str]:
@@ -105,7 +105,7 @@ def test_refused_image_is_sent_as_bytes(failures, reason, client, files, caplog)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     # One of several servers may have the region; the next attempt releases it.
     assert len(files()) == ("infer" in failures)
-    client.now_s += shared_memory.RETRY_S
+    client.now_s += shared_memory.RETRY_INTERVAL_S
     assert client.send() is None
     assert len(files()) == ("infer" in failures)
 
@@ -113,10 +113,10 @@ def test_refused_image_is_sent_as_bytes(failures, reason, client, files, caplog)
 def test_decision_stays_for_a_while(client, caplog):
     client.triton.errors = {"register": NO_FILE}
     client.send()
-    client.now_s = shared_memory.RETRY_S - 1
+    client.now_s = shared_memory.RETRY_INTERVAL_S - 1
     client.send()
     assert client.triton.calls == ["register"]
-    client.now_s = shared_memory.RETRY_S
+    client.now_s = shared_memory.RETRY_INTERVAL_S
     client.send()
     assert client.triton.calls == ["register"] * 2
     assert len(caplog.records) == 1
@@ -179,10 +179,10 @@ def test_retired_region_is_removed_after_its_release(client, files):
 
     assert client.send() == client.send() != first
     assert client.triton.calls.count("unregister") == 1
-    client.now_s += shared_memory.RELEASE_RETRY_S
+    client.now_s += shared_memory.RELEASE_RETRY_INTERVAL_S
     assert client.send()
     assert (client.triton.calls.count("unregister"), first in files()) == (2, True)
-    client.now_s += shared_memory.RELEASE_RETRY_S
+    client.now_s += shared_memory.RELEASE_RETRY_INTERVAL_S
     client.send()
     assert first not in files()
 
@@ -198,11 +198,11 @@ def test_files_of_a_killed_group_of_processes_are_removed(client, files):
     """The file of a living owner is locked, and a new one may not be locked yet."""
     alive = Region("system", 1)
     prefix = shared_memory.name_prefix()
-    dead, new = (FOLDER / f"{prefix}{word}" for word in ("dead", "new"))
+    dead, new = (SHM_FOLDER / f"{prefix}{word}" for word in ("dead", "new"))
     for path in (dead, new):
         path.touch()
     for name in (dead.name, alive.name):
-        os.utime(FOLDER / name, (0, 0))
+        os.utime(SHM_FOLDER / name, (0, 0))
 
     client.send()
 
@@ -242,7 +242,7 @@ def test_request_in_flight_outlives_close(client, files):
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
 def test_region_without_an_answer_is_never_used_again(monkeypatch, files, way, step):
     """While the server reads a region, no process writes or shrinks it."""
-    monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
+    monkeypatch.setattr(shared_memory, "CLOSE_TIMEOUT_S", 0.2)
     script = Script(PREDICTION, step, PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         classifier.classify(PHOTO)
@@ -253,7 +253,7 @@ def test_region_without_an_answer_is_never_used_again(monkeypatch, files, way, s
             with pytest.raises(errors.TimedOut):
                 classifier.classify(PHOTO, timeout_s=0.1)
         classifier.classify(CHELSEA)
-        content = (FOLDER / first).read_bytes()
+        content = (SHM_FOLDER / first).read_bytes()
 
     assert content[: 4 + len(PHOTO)] == len(PHOTO).to_bytes(4, "little") + PHOTO
     assert len(sent(script, "register")) == 2
@@ -298,7 +298,7 @@ from nereid.tasks.classify.client import Classifier
 url, prefix, *photos = sys.argv[1:]
 shared_memory.name_prefix = lambda: prefix
 def files():
-    return {*shared_memory.FOLDER.glob(f"{prefix}*")}
+    return {*shared_memory.SHM_FOLDER.glob(f"{prefix}*")}
 classifier = Classifier(url, "http", shared_memory="system")
 classifier.classify(photos[0])
 (mine,) = files()
@@ -331,7 +331,7 @@ def test_end_of_a_process_removes_only_its_own_regions(files, program, released)
 
 def test_full_memory_is_a_refusal_not_a_crash(files):
     """Pages are reserved first: a write to a missing page would be a bus error."""
-    size = os.statvfs(FOLDER)
+    size = os.statvfs(SHM_FOLDER)
     more_than_all = size.f_blocks * size.f_frsize + 2**30  # is refused at once
     with pytest.raises(SharedMemoryRefused, match=r"No space left on device: '/dev/shm/nereid-"):
         Region("system", more_than_all)

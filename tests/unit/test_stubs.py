@@ -54,9 +54,9 @@ def test_stubs_in_use_are_the_youngest_of_each_version():
     all_of_them = [FIRST, SECOND, REPLACEMENT, OTHER_VERSION]
     stubs.update(all_of_them, {stub.process: LIVES for stub in all_of_them}, 0)
 
-    assert stubs.in_use("model_0_0") == [REPLACEMENT, OTHER_VERSION]
+    assert stubs.find_active("model_0_0") == [REPLACEMENT, OTHER_VERSION]
     assert stubs.instances([FIRST.process, SECOND.process]) == {"model_0_1"}
-    assert stubs.of("model", [2]) == [OTHER_VERSION]
+    assert stubs.find_versions("model", [2]) == [OTHER_VERSION]
 
 
 def test_second_verdict_within_a_while_is_final():

@@ -12,7 +12,7 @@ import pytest
 from nereid.application.gateway_program import gateway
 from nereid.application.launcher import command
 from nereid.backends.triton.stub_processes import TICKS_PER_S, Process
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.server import gateway_process
 from nereid.server.embedded_server import EnvironmentFolders
 from nereid.server.gateway_process import GatewayProcess
@@ -34,7 +34,7 @@ def test_gateway_that_never_listens_is_started_again(monkeypatch):
     made, lines = kept(silent)
     made._launch()
     assert made.keep() == "the gateway is starting"
-    monkeypatch.setattr(gateway_process, "START_S", 0.0)
+    monkeypatch.setattr(gateway_process, "START_TIMEOUT_S", 0.0)
 
     made.keep()
     made._process.wait()
@@ -79,7 +79,7 @@ class Models:
             before = self.counts[name]
             self.counts[name] = RequestCounts(before.succeeded + (not failures), before.failed + failures)
 
-    def poll(self, later_s: float = watchdog.POLL_S) -> set[str]:
+    def poll(self, later_s: float = watchdog.POLL_INTERVAL_S) -> set[str]:
         self.now_s += later_s
         self.answered = self.activity.poll(self.counts, self.now_s)
         return self.activity.take_due(self.now_s)
@@ -87,7 +87,7 @@ class Models:
     def probe(self, name: str, is_success: bool = True) -> None:
         """End a probe, which Triton counts as a request."""
         self.answer(name, failures=not is_success)
-        self.activity.probed(name, is_success)
+        self.activity.record_probe(name, is_success)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_idle_models_are_probed_in_turn(idle):
             idle.probe(name)
 
     gaps = [b - a for times in probes.values() for a, b in pairwise(times)]
-    assert all(watchdog.IDLE_S <= gap <= 2 * watchdog.IDLE_S for gap in gaps)
+    assert all(watchdog.IDLE_PROBE_INTERVAL_S <= gap <= 2 * watchdog.IDLE_PROBE_INTERVAL_S for gap in gaps)
 
 
 def test_model_that_answers_is_probed_seldom(idle):
@@ -126,7 +126,7 @@ def test_model_that_answers_is_probed_seldom(idle):
             idle.probe("a")
         assert "a" in idle.answered
 
-    assert {b - a for a, b in pairwise(probed_s)} == {watchdog.BUSY_S}
+    assert {b - a for a, b in pairwise(probed_s)} == {watchdog.BUSY_PROBE_INTERVAL_S}
 
 
 def test_failed_probe_is_repeated_until_one_succeeds(idle):
@@ -158,7 +158,7 @@ def test_end_of_a_probe_of_an_unloaded_model_is_ignored(idle):
     idle.probe("a", is_success=False)
     del idle.counts["a"]
     idle.poll()
-    idle.activity.probed("a", False)
+    idle.activity.record_probe("a", False)
 
     assert idle.poll() <= {"b", "c"}
 
@@ -194,9 +194,9 @@ def process():
 
 
 def waited_s(exits: ExitWaiter, pids, timeout_s: float = WATCHDOG_S) -> float:
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     exits.wait(pids, timeout_s)
-    return time.monotonic() - began_s
+    return time.monotonic() - start_s
 
 
 def test_end_of_a_process_ends_the_wait(exits, process):
@@ -230,17 +230,17 @@ def test_kernel_that_cannot_watch_is_asked_often(exits, process, monkeypatch):
 
 
 def test_removed_folder_is_there_while_the_server_ends(tmp_path):
-    of_another, own, kept = (tmp_path / f"python_env_{name}" for name in ("another", "own", "kept"))
+    of_another, removed, kept = (tmp_path / f"python_env_{name}" for name in ("another", "own", "kept"))
     of_another.mkdir()
     folders = EnvironmentFolders(tmp_path)
-    own.mkdir()
+    removed.mkdir()
     kept.mkdir()
     folders.note()
-    own.rmdir()
+    removed.rmdir()
     of_another.rmdir()
 
     with folders.kept():
-        assert {*tmp_path.iterdir()} == {own, kept}
+        assert {*tmp_path.iterdir()} == {removed, kept}
     assert {*tmp_path.iterdir()} == {kept}
 
 
@@ -261,11 +261,11 @@ def proc(tmp_path):
         (HOOK, SUPERVISOR, "sh", "sh -c gateway", 700, 7),
         (99, 1, "tritonserver", "of another server", 800, 8),
     ):
-        (own := tmp_path / str(pid)).mkdir()
+        (folder := tmp_path / str(pid)).mkdir()
         fields = ["S", parent, *[0] * 9, ticks // 2, ticks - ticks // 2, *[0] * 6, 1000 + pid, *[0] * 30]
-        (own / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
-        (own / "cmdline").write_text(words.replace(" ", "\0") + "\0")
-        (own / "smaps_rollup").write_text(f"Rss: 999999 kB\nPss:   {kilobytes} kB\nPss_Anon: 7 kB\n")
+        (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
+        (folder / "cmdline").write_text(words.replace(" ", "\0") + "\0")
+        (folder / "smaps_rollup").write_text(f"Rss: 999999 kB\nPss:   {kilobytes} kB\nPss_Anon: 7 kB\n")
     return tmp_path
 
 
@@ -287,11 +287,11 @@ def test_a_gateway_of_its_own_has_its_workers(proc):
 
 
 def test_this_process_has_a_time_and_memory():
-    (own,) = (part for part in read_tree(os.getpid(), "tests") if part.process.pid == os.getpid())
+    (own_usage,) = (part for part in read_tree(os.getpid(), "tests") if part.process.pid == os.getpid())
     times = os.times()
 
-    assert own.cpu_s == pytest.approx(times.user + times.system, abs=1)  # the reading itself takes time
-    assert own.memory_bytes > 10 * 2**20
+    assert own_usage.cpu_s == pytest.approx(times.user + times.system, abs=1)  # the reading itself takes time
+    assert own_usage.memory_bytes > 10 * 2**20
     assert process_usage.memory_bytes(2**30) == 0
 
 

@@ -12,7 +12,7 @@ from nereid.server.supervision.supervisor import (
     MAX_ATTEMPTS,
     MAX_DEAD_PROCESSES,
     MAX_PROBES,
-    POLLED_S,
+    POLL_MODE_DELAY_S,
     REPAIR_DELAYS_S,
     Command,
     End,
@@ -190,7 +190,7 @@ def test_polled_instance_that_a_repair_does_not_start_again_is_given_up():
     driver.add(NEW)
     driver.see()
 
-    assert driver.see(later_s=POLLED_S + 1)[-1] == ReadIndex()
+    assert driver.see(later_s=POLL_MODE_DELAY_S + 1)[-1] == ReadIndex()
     assert driver.step(IndexRead(READY)) == [Log(FEWER)]
     assert driver.see()[-1] == ReportBroken({})
 
@@ -233,7 +233,7 @@ def test_polled_repository_gets_time_until_the_next_look():
     assert driver.die() == [DEAD, ReadIndex()]
     driver.repair(took_s=0.0)
 
-    assert driver.see(later_s=POLLED_S - 1) == [DEAD]
+    assert driver.see(later_s=POLL_MODE_DELAY_S - 1) == [DEAD]
     assert driver.see(later_s=1.1) == [DEAD, ReadIndex()]
 
 
@@ -344,8 +344,8 @@ def test_late_probe_is_a_verdict_on_a_stopped_stub(driver, state, commands):
     """Triton's thread hangs if a process is stopped while it holds the lock of their shared memory."""
     driver.round("eyes")
     driver.see(pid10=state)
-    began_s = driver.now_s
-    driver.step(ProbeEnded(Probe("eyes", 1), "timed out", began_s), 5.0)
+    start_s = driver.now_s
+    driver.step(ProbeEnded(Probe("eyes", 1), "timed out", start_s), 5.0)
 
     assert driver.step(IndexRead(READY)) == commands
 
@@ -369,7 +369,7 @@ def test_stopped_stub_of_a_model_without_images_is_left_alone(driver):
 @pytest.mark.parametrize("when", ["known", "in repair", "older"])
 def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
     (probe,) = driver.round("eyes")
-    began_s = driver.now_s
+    start_s = driver.now_s
     driver.die()
     if when != "known":
         driver.step(IndexRead(READY))
@@ -377,7 +377,7 @@ def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
         driver.replace_all(SECOND, NEW)
         driver.step(Reloaded(), 1.0)
 
-    commands = [driver.step(ProbeEnded(probe, UNHEALTHY, began_s)) for _ in range(2)]
+    commands = [driver.step(ProbeEnded(probe, UNHEALTHY, start_s)) for _ in range(2)]
 
     assert [c for batch in commands for c in batch if not isinstance(c, ReadIndex)] == []
     assert not any(isinstance(c, Kill) for c in driver.step(IndexRead(READY)))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, LABEL, SCORE, SCORES, TEXT
-from nereid.tasks import outputs_of
+from nereid.tasks import make_task_outputs
 from nereid.tasks.classify.outputs import ClassificationOutputs
 from nereid.tasks.detect.outputs import DetectionOutputs
 from nereid.tasks.read.outputs import FieldOutputs, ReadingOutputs, edit_distance, error_rate
@@ -44,8 +44,8 @@ def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
     none=([], "classify"),
 )
 def test_outputs_determine_the_task(outputs, name):
-    assert outputs_of(outputs).name == name
-    assert isinstance(outputs_of([*outputs, FIELD]), FieldOutputs) is (name == "read")
+    assert make_task_outputs(outputs).name == name
+    assert isinstance(make_task_outputs([*outputs, FIELD]), FieldOutputs) is (name == "read")
 
 
 CUP = ((0, 0, 10, 10), 0.9, "cup")
@@ -130,7 +130,7 @@ def test_signals_count_what_was_found():
 
 
 def test_first_output_of_any_model_is_compared():
-    task = outputs_of(["y", "z"])
+    task = make_task_outputs(["y", "z"])
 
     assert isinstance(task, ClassificationOutputs)
     assert task.compare({"y": np.ones((1, 3))}, {"y": np.ones((1, 3))}) == Comparison(0.0, True)

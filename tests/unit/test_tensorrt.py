@@ -39,10 +39,10 @@ def test_profile_spans_all_sizes_of_a_run(more, most, tmp_path):
     no_batches=("max_batch_size: 0\n" + DIMS, {}),
     no_inputs=("max_batch_size: 8\n", {}),
 )
-def test_profile_is_left_to_the_config_and_to_onnx_runtime(text, given, tmp_path):
-    options = tensorrt.options(config(tmp_path, text), given)
+def test_profile_is_left_to_the_config_and_to_onnx_runtime(text, user_options, tmp_path):
+    options = tensorrt.options(config(tmp_path, text), user_options)
 
-    assert {key: shapes for key, shapes in options.items() if key.startswith("trt_profile_")} == given
+    assert {key: shapes for key, shapes in options.items() if key.startswith("trt_profile_")} == user_options
 
 
 class Cache:
@@ -50,11 +50,11 @@ class Cache:
         self.config = config(folder, "max_batch_size: 16\n" + DIMS)
         self.path = folder / "net" / "1" / "model.onnx"
 
-    def options(self, given: dict[str, str] | None = None) -> dict[str, str]:
-        return tensorrt.with_engine_cache(given or {}, self.config, self.path)
+    def options(self, user_options: dict[str, str] | None = None) -> dict[str, str]:
+        return tensorrt.with_engine_cache(user_options or {}, self.config, self.path)
 
-    def folder(self, given: dict[str, str] | None = None) -> Path:
-        return Path(self.options(given)["trt_engine_cache_path"])
+    def folder(self, user_options: dict[str, str] | None = None) -> Path:
+        return Path(self.options(user_options)["trt_engine_cache_path"])
 
 
 def test_engines_are_kept_next_to_the_repository(tmp_path):
@@ -80,15 +80,15 @@ def test_changed_network_never_gets_an_old_engine(tmp_path):
 
 
 def test_given_options_of_the_cache_stay(tmp_path):
-    cache, given = Cache(tmp_path), {"trt_engine_cache_path": "/engines"}
+    cache, user_options = Cache(tmp_path), {"trt_engine_cache_path": "/engines"}
 
-    assert cache.options(given)["trt_engine_cache_path"] == "/engines"
+    assert cache.options(user_options)["trt_engine_cache_path"] == "/engines"
     assert cache.options({"trt_engine_cache_enable": "0"}) == {"trt_engine_cache_enable": "0"}
 
 
 def test_old_engines_are_removed(tmp_path):
     cache = Cache(tmp_path)
-    then_s = time.time() - version_state.KEPT_S - 60
+    then_s = time.time() - version_state.MAX_UNUSED_AGE_S - 60
     os.utime(cache.folder({"trt_fp16_enable": "1"}), (then_s, then_s))
 
     kept = cache.folder()
@@ -98,9 +98,9 @@ def test_old_engines_are_removed(tmp_path):
 
 def test_folder_that_cannot_be_written_is_named(tmp_path):
     cache = Cache(tmp_path)
-    place = version_state.folder_of(tmp_path / "net", 1, tensorrt.FOLDER)
-    place.parent.mkdir(parents=True)
-    place.write_bytes(b"")
+    path = version_state.folder_of(tmp_path / "net", 1, tensorrt.FOLDER)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
 
     with pytest.raises(InvalidConfig, match=r"expected a writable folder .*trt_engine_cache_enable to 0"):
         cache.options()

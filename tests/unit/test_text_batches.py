@@ -15,12 +15,12 @@ def test_batches_have_every_line_once_and_little_padding():
 
     groups = [*batches(widths, 2000)]
 
-    assert sorted(place for group, _ in groups for place in group) == list(range(200))
+    assert sorted(index for group, _ in groups for index in group) == list(range(200))
     for group, width in groups:
         assert width % 8 == 0
         assert len(group) == 1 or len(group) * width <= 2000
-        assert max(widths[place] for place in group) <= width
-        assert min(widths[place] for place in group) >= (width - 8) * (1 - MAX_PADDING)
+        assert max(widths[index] for index in group) <= width
+        assert min(widths[index] for index in group) >= (width - 8) * (1 - MAX_PADDING)
     assert len(groups) < 120
     assert [*batches([3200, 3200], 1000)] == [([0], 3200), ([1], 3200)], "longer than a batch"
 
@@ -67,7 +67,7 @@ def test_direction_is_asked_in_bounded_batches():
         seen.append(tensor.shape)
         return np.tile([0.25, 0.75], (len(tensor), 1))
 
-    chances = upside_down(network, [np.zeros((48, 40 * (1 + place), 3), np.uint8) for place in range(20)])
+    chances = upside_down(network, [np.zeros((48, 40 * (1 + index), 3), np.uint8) for index in range(20)])
 
     assert seen == [(16, 3, 48, 192), (4, 3, 48, 192)]
     assert (chances == 0.75).all()

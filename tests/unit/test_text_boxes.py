@@ -8,7 +8,7 @@ from nereid.base.contract import MAX_LINES
 from nereid.tasks.read import boxes as finder
 from nereid.tasks.read.boxes import find_boxes, reading_order
 from nereid.tasks.read.line_images import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
-from nereid.tasks.read.line_search import page_turn, positions_before, turned
+from nereid.tasks.read.line_search import page_quarters, positions_before, rotate
 
 
 def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:
@@ -86,7 +86,7 @@ def test_crop_is_rectified():
 @pytest.mark.parametrize("quarters", range(4))
 def test_pixel_of_a_turned_page_was_there_before(quarters):
     page = np.arange(5 * 7).reshape(5, 7, 1)
-    lying = turned(page, quarters)
+    lying = rotate(page, quarters)
     rows, columns = np.indices(lying.shape[:2])
 
     positions = positions_before(np.stack([columns, rows], axis=-1), (7, 5), quarters)
@@ -105,8 +105,8 @@ def test_reading_order_follows_the_text(quarters):
 
     order = reading_order(lying[[2, 1, 3, 0]])
 
-    assert [[2, 1, 3, 0][place] for place in order] == [0, 1, 2, 3]
-    assert page_turn(lying) == quarters
+    assert [[2, 1, 3, 0][index] for index in order] == [0, 1, 2, 3]
+    assert page_quarters(lying) == quarters
 
 
 def test_slanted_rows_stay_together():
@@ -124,4 +124,4 @@ def test_text_in_a_tall_box_runs_downwards():
 
 def test_page_without_a_main_direction_is_not_turned():
     upright, down = box(10, 10, 110, 30), along_text(box(200, 10, 220, 110)[None])[0]
-    assert page_turn(np.stack([upright, down])) == 0
+    assert page_quarters(np.stack([upright, down])) == 0

@@ -230,7 +230,7 @@ def test_each_image_has_its_own_networks():
 
     outcomes = reader().read([image, b"no image", image], None, named)
 
-    assert [texts(outcomes[place]) for place in (0, 2)] == [["HELLOWORLD2026"]] * 2
+    assert [texts(outcomes[index]) for index in (0, 2)] == [["HELLOWORLD2026"]] * 2
     firsts = [(name, step, 1) for name in "ac" for step in ("detect", "direction")]
     assert called == [*firsts, ("a", "recognise", 2)]
 

@@ -14,7 +14,7 @@ from nereid.gateway import tls
 from nereid.gateway.http import serving
 from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
-from nereid.gateway.settings import Listen
+from nereid.gateway.settings import ListenOptions
 from nereid.gateway.tls import TlsListener, http2_context
 from tests.gateways import Upstream, asynchronous, gateway, until
 from tests.tables import cases
@@ -110,7 +110,7 @@ def test_connections_that_arrive_together_are_limited(certificate, monkeypatch, 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_late_handshake_ends(certificate, monkeypatch, loop):
-    monkeypatch.setattr(tls, "HEAD_S", 0.1)
+    monkeypatch.setattr(tls, "HEAD_TIMEOUT_S", 0.1)
 
     async def run() -> None:
         opened = socket.create_server(("127.0.0.1", 0))
@@ -137,7 +137,7 @@ async def test_both_ports_of_a_gateway_limit_handshakes(certificate):
     config.load()
     server = serving._UvicornServer(config)
     server.lifespan = config.lifespan_class(config)
-    server.gateway, server.listen = made, Listen("127.0.0.1", 0, 0, certificate)
+    server.gateway, server.listen = made, ListenOptions("127.0.0.1", 0, 0, certificate)
     server.announce = lambda ports: None
 
     await server.startup([opened])

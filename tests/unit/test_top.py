@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nereid.backends.routing.assignment import parse_route
 from nereid.backends.triton.stub_processes import Process
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.cli.top import view
 from nereid.insight.observe import top
 from nereid.insight.observe.contention import MachineReading
@@ -23,13 +23,13 @@ from nereid.insight.observe.top import (
     TopVariant,
     measure,
 )
-from nereid.server.run_dir import GatewayRecord
+from nereid.server.run_dir import GatewayInfo
 from nereid.server.supervision.process_usage import Usage
 from tests.conftest import ROOT
 from tests.routes import document, variant
 
 SERVER = TopServer(50, "127.0.0.1", {"http": 8000, "metrics": 8002}, "cpu", 60.0, True, {}, "")
-GATEWAY = GatewayRecord(60, "127.0.0.1", 8080)
+GATEWAY = GatewayInfo(60, "127.0.0.1", 8080)
 SHADOW = {"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}
 VARIANTS = variant("v1", "dogs_v1", 3), variant("v2", "dogs_v2", 1)
 ROUTE = parse_route(json.dumps(document(*VARIANTS, generation=3, shadows=[SHADOW])).encode())
@@ -134,12 +134,12 @@ def test_a_restart_is_named_and_its_counts_are_new():
 
     assert variant_of(figures, "v1").requests_per_s == 52.0
     assert figures.notes == ["tritonserver restarted: pid 50 became 51"]
-    assert measure(reading(10, server=None, page=None), reading(12)).notes == []
+    assert measure(reading(10, server=None, samples=None), reading(12)).notes == []
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_without_two_pages_there_are_no_rates(side):
-    missing = {"page": None, "server": replace(SERVER, ready=False, trouble="no metrics")}
+    missing = {"samples": None, "server": replace(SERVER, ready=False, trouble="no metrics")}
     both = {"before": reading(10), "after": reading(12)}
     both[side] = replace(both[side], **missing)
 

@@ -30,23 +30,23 @@ def apply(transform, encoded):
 
 def resized(image, transform, rows_first=True):
     """Apply the resize rules to an upright RGB image with Pillow: uint8[H, W, 3]."""
-    wanted = transform.width_px, transform.height_px
+    target_wh = transform.width_px, transform.height_px
     method = Image.Resampling[transform.interpolation.upper()]
     if transform.resize == "exact":
-        return np.asarray(resize(image, wanted, method, rows_first))
+        return np.asarray(resize(image, target_wh, method, rows_first))
     if transform.resize == "letterbox":  # ultralytics, LetterBox with auto=False, center=True
-        ratio = min(wanted[1] / image.height, wanted[0] / image.width)
+        ratio = min(target_wh[1] / image.height, target_wh[0] / image.width)
         size = round(image.width * ratio), round(image.height * ratio)
-        left, top = (round((whole - part) / 2 - 0.1) for whole, part in zip(wanted, size, strict=True))
-        canvas = Image.new("RGB", wanted, transform.pad_color)
+        left, top = (round((whole - part) / 2 - 0.1) for whole, part in zip(target_wh, size, strict=True))
+        canvas = Image.new("RGB", target_wh, transform.pad_color)
         canvas.paste(resize(image, size, method, rows_first), (left, top))
         return np.asarray(canvas)
     size, short, long = transform.resize_shorter_px, min(image.size), max(image.size)
     longer = int(size * long / short)
     size_wh = (size, longer) if image.width <= image.height else (longer, size)
-    left, top = (round((whole - part) / 2) for whole, part in zip(size_wh, wanted, strict=True))
+    left, top = (round((whole - part) / 2) for whole, part in zip(size_wh, target_wh, strict=True))
     whole = np.asarray(resize(image, size_wh, method, rows_first))
-    return whole[top : top + wanted[1], left : left + wanted[0]]
+    return whole[top : top + target_wh[1], left : left + target_wh[0]]
 
 
 @rows(

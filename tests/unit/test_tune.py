@@ -31,14 +31,14 @@ class Machine:
     """
 
     noise: float = 0.0
-    rejects: frozenset[search.Candidate] = frozenset()
+    rejects: frozenset[search.CandidateSettings] = frozenset()
     after: int = 0
     p99_ms: float = 10.0
     now_s: float = 0.0
-    measured: list[tuple[search.Candidate, float, float]] = field(default_factory=list)
+    measured: list[tuple[search.CandidateSettings, float, float]] = field(default_factory=list)
     draw: random.Random = field(default_factory=lambda: random.Random(1))
 
-    def measure(self, candidate: search.Candidate, seconds: float) -> dict[int, LoadResult]:
+    def measure(self, candidate: search.CandidateSettings, seconds: float) -> dict[int, LoadResult]:
         self.now_s += OVERHEAD_S + 2 * seconds
         self.measured.append((candidate, seconds, self.now_s))
         if candidate in self.rejects and sum(other == candidate for other, *_ in self.measured) > self.after:
@@ -56,8 +56,8 @@ def searched(machine: Machine, objective=THROUGHPUT, until_s: float = 300.0) -> 
     return TuneReport("net", objective, default, *outcome, searching.seen, searching.failures)
 
 
-def verdict(objective: search.Objective, duel: search.Duel, seen: dict) -> str:
-    return TuneReport("net", objective, (), (("instances", 3),), duel, seen, {}).verdict
+def verdict(objective: search.Objective, final: search.FinalComparison, seen: dict) -> str:
+    return TuneReport("net", objective, (), (("instances", 3),), final, seen, {}).verdict
 
 
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
@@ -65,8 +65,8 @@ def test_best_of_the_surface_is_found(objective):
     result = searched(Machine(noise=0.01), objective)
 
     assert dict(result.best) == {"instances": 3, "delay": 0}
-    assert result.duel.gain(objective) == pytest.approx(100 / 80 - 1, abs=0.03)
-    assert 0 < result.duel.noise(objective) < 0.03
+    assert result.final.gain(objective) == pytest.approx(100 / 80 - 1, abs=0.03)
+    assert 0 < result.final.noise(objective) < 0.03
     assert result.verdict == "better"
     document = json.loads(json.dumps(result.document()))
     assert document["chosen"] == {"instances": 3, "delay": 0}
@@ -85,14 +85,17 @@ def test_deadline_is_held(until_s):
 
 
 def test_gain_within_the_noise_keeps_the_default():
-    twin = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
+    default_repeat = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
     default, best = [{1: load(100)}] * 5, [{1: load(101)}] * 5
     seen = {search.DEFAULT: default[0], (("instances", 3),): best[0]}
 
     calm = [{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]
-    duels = [search.Duel(default, rounds, best) for rounds in (twin, calm)]
+    final_comparisons = [search.FinalComparison(default, rounds, best) for rounds in (default_repeat, calm)]
 
-    assert [verdict(THROUGHPUT, duel, seen) for duel in duels] == ["kept", "better"]
+    assert [verdict(THROUGHPUT, final, seen) for final in final_comparisons] == [
+        "kept",
+        "better",
+    ]
 
 
 def test_p99_limits_the_concurrency_that_counts():
@@ -131,7 +134,7 @@ def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason)
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
     whole = searched(machine := Machine())
-    before = sum(candidate == whole.best for candidate, *_ in machine.measured) - len(whole.duel.best)
+    before = sum(candidate == whole.best for candidate, *_ in machine.measured) - len(whole.final.best)
 
     result = searched(Machine(rejects=frozenset({whole.best}), after=before + rounds))
 
@@ -146,10 +149,12 @@ def test_default_that_rarely_misses_the_p99_still_counts():
     best = [{1: load(100, 49)}] * 3
     late, near = {1: load(120, 51)}, {1: load(120, 45)}
 
-    def judged(default, twin):
+    def judged(default, default_repeat):
         """Return the verdict on a faster default and a candidate that meets the p99."""
         seen = {search.DEFAULT: search.median(default), (("instances", 3),): search.median(best)}
-        return verdict(search.Objective("throughput", 50), search.Duel(default, twin, best), seen)
+        return verdict(
+            search.Objective("throughput", 50), search.FinalComparison(default, default_repeat, best), seen
+        )
 
     assert judged([late, late, near], [near, near, near]) == "kept"
     assert judged([late, late, near], [near, late, late]) == "kept"

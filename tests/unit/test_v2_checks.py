@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import Failure
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.v2 import inference_body
-from nereid.gateway.v2.http_front import unpack
+from nereid.gateway.v2.http_operations import unpack
 from nereid.gateway.v2.message import CONTENTS, MAX_NUMBERS, read_request
 from tests.gateways import asynchronous
 from tests.tables import cases, rows
 
-SETTINGS = Settings()
+SETTINGS = GatewaySettings()
 # Values that Triton 24.10 ends or blocks on, among harmless ones.
 NAMES = st.sampled_from(["x", "image", "scores", "", "a" * 2000, "\0", "shared_memory_region", "é"])
 DATATYPES = st.sampled_from([*inference_body.ELEMENT_BYTES, "BYTES", "", "FP8"])
@@ -63,18 +63,20 @@ def requests(draw) -> tuple[dict[str, Any], bytes]:
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Return every list or mapping inside a value, with each of its keys."""
     keys = [*value] if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
+    return [(value, key) for key in keys] + [entry for key in keys for entry in places(value[key])]
 
 
-def checked_or_none(check, *given) -> inference_body.CheckedBody | None:
+def checked_or_none(check, *arguments) -> inference_body.CheckedBody | None:
     """Return the result of a check; None for a rejection, which is the only error that it may raise."""
     try:
-        return check(SETTINGS, *given)
+        return check(SETTINGS, *arguments)
     except Failure:
         return None
 
 
-def check_message(settings: Settings, message: v2.ModelInferRequest | bytes) -> inference_body.CheckedBody:
+def check_message(
+    settings: GatewaySettings, message: v2.ModelInferRequest | bytes
+) -> inference_body.CheckedBody:
     encoded = message if isinstance(message, bytes) else message.SerializeToString()
     return asyncio.run(read_request(settings, memoryview(encoded)))[-1]
 
@@ -212,7 +214,7 @@ async def test_long_check_leaves_the_event_loop():
         await asyncio.sleep(0)
         turns += 1
 
-    assert (turns > 2, checking.result().work) == (True, [1])
+    assert (turns > 2, checking.result().costs) == (True, [1])
 
 
 @given(requests(), st.data())
@@ -310,7 +312,7 @@ async def test_long_message_does_not_delay_others(message, expected):
     async def read() -> None:
         *_, checked = await read_request(SETTINGS, memoryview(message.SerializeToString()))
         order.append("message")
-        assert checked.work == [1]
+        assert checked.costs == [1]
 
     await asyncio.gather(read(), other())
 

@@ -18,10 +18,10 @@ import pytest
 from nereid.base import files
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.publish import drop_folder, watch
-from nereid.models.publish.candidate import Description, write_description
 from nereid.models.publish.examination import ExaminationLimits
+from nereid.models.publish.staged_version import Description, write_description
 from nereid.repository.checksums import digest
-from nereid.server.control import NotReached
+from nereid.server.model_control import NotReached
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.tables import cases, rows
 
@@ -308,13 +308,13 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
     drop.publisher.failures, drop.publisher.during = [*failures], path.unlink
     drop.wait()
     drop.publisher.during = lambda: None
-    given = [] if failures else [("net", "a")]
-    assert (drop.published, drop.reported) == (given, [])
+    published = [] if failures else [("net", "a")]
+    assert (drop.published, drop.reported) == (published, [])
     assert drop.visible == {}
 
     drop.handle()
 
-    assert drop.published == [*given, ("net", "a")]
+    assert drop.published == [*published, ("net", "a")]
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
@@ -324,10 +324,10 @@ def test_copy_with_other_digests_is_discarded(drop, name, change):
     entry = drop_folder.read_entry(drop.folder / name.partition("/")[0])
     digests = entry.digests()
 
-    with drop_folder.copied(entry, digests, drop.staging) as copy:
+    with drop_folder.copy_entry(entry, digests, drop.staging) as copy:
         assert contents(copy) == {"net.onnx": "a"}
     change(path)
-    with drop_folder.copied(entry, digests, drop.staging) as copy:
+    with drop_folder.copy_entry(entry, digests, drop.staging) as copy:
         assert copy is None
 
     assert not drop.staging.exists()
@@ -471,7 +471,7 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
     (drop.folder / name).rename(drop.folder / ".before")
     (drop.folder / name).symlink_to(tmp_path / name)
     refused = pytest.raises(OSError, match="outside of the folder")
-    with refused, drop_folder.copied(entry, digests, drop.staging):
+    with refused, drop_folder.copy_entry(entry, digests, drop.staging):
         pass
     assert not drop.staging.exists()
 
@@ -627,12 +627,12 @@ def publish_to(repository: Path) -> drop_folder.Publish:
     return watch.publication(repository, lambda: None, limits, 0, lambda line: None)
 
 
-@pytest.mark.parametrize("place", ["net@x.onnx", "net@x/net.onnx", "net@x/model.onnx/model.onnx"])
-def test_newest_version_is_not_published_again(repository, tmp_path, place):
+@pytest.mark.parametrize("path", ["net@x.onnx", "net@x/net.onnx", "net@x/model.onnx/model.onnx"])
+def test_newest_version_is_not_published_again(repository, tmp_path, path):
     """After a kill before the journal was written, the file is recognized as that version."""
-    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(repository / "net" / "1" / "model.onnx", tmp_path / place)
-    source = tmp_path / Path(place).parts[0]
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(repository / "net" / "1" / "model.onnx", tmp_path / path)
+    source = tmp_path / Path(path).parts[0]
     if source.is_dir():
         (source / "README").write_text("about it")
 

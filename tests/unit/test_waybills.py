@@ -29,9 +29,9 @@ def test_printed_text_has_the_number(seed):
     assert number.valid is (True if image.layout in CHECKED else None)
 
 
-@pytest.mark.parametrize("place", range(0, 120, 8))
-def test_label_has_the_number_of_the_collection(place):
-    image = collection_label(place)
+@pytest.mark.parametrize("index", range(0, 120, 8))
+def test_label_has_the_number_of_the_collection(index):
+    image = collection_label(index)
     lines = [RecognisedLine(line.text, 1.0, line.box.astype(np.float32)) for line in image.lines]
 
     assert find_fields(lines, WAYBILL)[0].value == image.tracking_number

@@ -60,8 +60,8 @@ def folded(label: Image.Image, draw: Random) -> Image.Image:
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     light = np.ones((height, width), np.float32)
     for _ in range(draw.choice((0, 0, 1, 2, 3))):
-        angle, place = draw.uniform(-0.5, 0.5) + draw.choice((0, np.pi / 2)), draw.uniform(0.1, 0.9)
-        across = (x - place * width) * np.sin(angle) + (y - place * height) * np.cos(angle)
+        angle, offset = draw.uniform(-0.5, 0.5) + draw.choice((0, np.pi / 2)), draw.uniform(0.1, 0.9)
+        across = (x - offset * width) * np.sin(angle) + (y - offset * height) * np.cos(angle)
         depth, reach = draw.uniform(0.1, 0.4), draw.uniform(15, 70)
         light *= 1 - depth * np.exp(-np.abs(across) / reach) * (across > 0)
         light += depth * 0.4 * np.exp(-((across / 3) ** 2))
@@ -148,9 +148,9 @@ def _shaded(photo: Image.Image, draw: Random) -> Image.Image:
         edge, soft = draw.uniform(-0.3, 0.3), draw.uniform(0.005, 0.08)
         light *= 1 - draw.uniform(0.2, 0.55) / (1 + np.exp(np.clip((edge - across) / soft, -50, 50)))
     elif kind < 0.35:
-        place = np.array([draw.uniform(0.2, 0.8) * width, draw.uniform(0.2, 0.8) * height])
+        center = np.array([draw.uniform(0.2, 0.8) * width, draw.uniform(0.2, 0.8) * height])
         reach = draw.uniform(0.08, 0.2) * width
-        far = ((x - place[0]) ** 2 + (y - place[1]) ** 2) / reach**2
+        far = ((x - center[0]) ** 2 + (y - center[1]) ** 2) / reach**2
         levels = np.asarray(photo).astype(np.float32)
         levels += (draw.uniform(80, 200) * np.exp(-far))[..., None]
         photo = Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8))
@@ -165,5 +165,5 @@ def _lit(image: Image.Image, light: np.ndarray) -> Image.Image:
 def _shaken(photo: Image.Image, length: int, is_level: bool) -> Image.Image:
     """Return the mean of shifted photos: a hand that moved."""
     levels = np.asarray(photo).astype(np.float32)
-    shifted = [np.roll(levels, place, axis=int(is_level)) for place in range(length)]
+    shifted = [np.roll(levels, shift, axis=int(is_level)) for shift in range(length)]
     return Image.fromarray((sum(shifted) / length).astype(np.uint8))

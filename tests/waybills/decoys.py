@@ -11,7 +11,7 @@ import numpy as np
 
 from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.shapes import shapes
-from nereid.tasks.read.fields.specification import CarrierFormat, Format, judge
+from nereid.tasks.read.fields.specification import CarrierFormat, Format, parse_value
 from tests.waybills import words
 from tests.waybills.numbers import digits, grouped
 from tests.waybills.paper import rectangle
@@ -66,7 +66,7 @@ def _number(draw: Random, form: Format) -> tuple[str, str]:
     while True:
         shape = draw.choice(shapes(form.pattern))
         text = "".join(draw.choice(sorted(accepted)) for accepted, *_ in shape)
-        verdict = judge(form, text)
+        verdict = parse_value(form, text)
         if verdict and verdict[1] is not False and len({*verdict[0]}) > 3:
             return grouped(text, *draw.choice(((99,), (4,), (3,), (2, 4)))), verdict[0]
 

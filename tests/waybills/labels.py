@@ -38,9 +38,9 @@ def page_photo(seed: int) -> Waybill:
     return photo(seed, "page", paper, made.number, draw)
 
 
-def collection_label(place: int) -> Waybill:
+def collection_label(index: int) -> Waybill:
     """Return a label with a number of the collection, without bars: its carrier, addresses and a word."""
-    (carrier, number), draw = COLLECTION[place], Random(f"label {place}")
+    (carrier, number), draw = COLLECTION[index], Random(f"label {index}")
     paper, face = Paper(1100, 640), draw.choice(FACES)
     paper.text(30, 24, carrier.upper(), "bold", 48)
     paper.rule(94, 4)
@@ -52,4 +52,4 @@ def collection_label(place: int) -> Waybill:
     paper.text(30, y + 26, draw.choice(("TRACKING #", "TRACKING NUMBER", "TRK#")), "bold", 26)
     paper.text(30, y + 64, number, face, 34)
     value = "".join(filter(str.isalnum, number))
-    return Waybill(place, carrier, save(paper.image, "JPEG", quality=90), value, tuple(paper.lines), ())
+    return Waybill(index, carrier, save(paper.image, "JPEG", quality=90), value, tuple(paper.lines), ())

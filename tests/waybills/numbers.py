@@ -21,9 +21,9 @@ def parcel(draw: Random) -> str:
     body = "".join(draw.choice(alphabet) for _ in range(6))
     body += draw.choice(("01", "02", "03", "12", "13", "42", "68", "90")) + digits(draw, 7)
     total = 0
-    for place, character in enumerate(body):
+    for index, character in enumerate(body):
         value = int(character) if character.isdigit() else (LETTERS.index(character) + 2) % 10
-        total += value * (1 + place % 2)
+        total += value * (1 + index % 2)
     return f"1Z{body}{(10 - total % 10) % 10}"
 
 
@@ -35,7 +35,7 @@ def container(draw: Random) -> str:
 
 def express(draw: Random) -> str:
     body = draw.choice("4789") + digits(draw, 10)
-    total = sum(int(digit) * (3, 1, 7)[place % 3] for place, digit in enumerate(body))
+    total = sum(int(digit) * (3, 1, 7)[index % 3] for index, digit in enumerate(body))
     return body + str(total % 11 % 10)
 
 

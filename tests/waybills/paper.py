@@ -91,13 +91,13 @@ class Paper:
         self.text(x + size / 2, y + size * 0.1, text, "chinese", size, ink=250)
 
     def bars(self, x: float, y: float, width: float, height: float, draw: Random, number: str = "") -> None:
-        pen, place = self.draw, x
+        pen, left = self.draw, x
         if number:
             self.numbered.append((int(x), int(y), int(width), int(height), number))
-        while place < x + width:
+        while left < x + width:
             bar = draw.choice((2, 2, 4, 6))
-            pen.rectangle((place, y, min(place + bar, x + width) - 1, y + height), fill=self.ink)
-            place += bar + draw.choice((2, 2, 4, 6))
+            pen.rectangle((left, y, min(left + bar, x + width) - 1, y + height), fill=self.ink)
+            left += bar + draw.choice((2, 2, 4, 6))
 
     def print_numbers(self) -> None:
         """Print the bars of Code 128 or GS1-128 where those of a number are."""

@@ -206,8 +206,8 @@ class Load:
         Raises:
             TimeoutError: they do not come.
         """
-        wanted = self.answered + count
-        self._wait(lambda: self.answered >= wanted, f"{count} answers")
+        target = self.answered + count
+        self._wait(lambda: self.answered >= target, f"{count} answers")
 
     def wait_right_answers(self, count: int) -> None:
         """Wait until each caller has further right answers.
@@ -217,18 +217,18 @@ class Load:
         Raises:
             TimeoutError: they do not come.
         """
-        wanted = [right + count for right in self._right]
+        targets = [right + count for right in self._right]
 
         def have_all() -> bool:
-            return all(right >= least for right, least in zip(self._right, wanted, strict=True))
+            return all(right >= least for right, least in zip(self._right, targets, strict=True))
 
         self._wait(have_all, f"{count} right answers to each caller")
 
-    def _wait(self, is_over: Callable[[], bool], what: str) -> None:
+    def _wait(self, is_over: Callable[[], bool], description: str) -> None:
         end_s = time.monotonic() + COMMAND_S
         while not is_over():
             if time.monotonic() > end_s:
-                raise TimeoutError(f"no {what}; failures: {self.failures[-5:]}")
+                raise TimeoutError(f"no {description}; failures: {self.failures[-5:]}")
             time.sleep(0.1)
 
     def _send(self, number: int, url: str, protocol: ProtocolName, key: str) -> None:

@@ -49,14 +49,14 @@ def coarse(network: torch.nn.Module) -> None:
             layer.weight.data = (layer.weight / step).round() * step
 
 
-def scale_scores(layer: torch.nn.Module, given: object, scores: torch.Tensor) -> None:
+def scale_scores(layer: torch.nn.Module, inputs: object, scores: torch.Tensor) -> None:
     """Give scores a range that puts 20 above the threshold."""
     factor = 2 / scores.std()
     layer.weight.data *= factor
     layer.bias.data[:] = -1.1 - ((scores - scores.mean()) * factor).flatten().topk(20).values[-1]
 
 
-def scale_sides(layer: torch.nn.Module, given: object, sides: torch.Tensor) -> None:
+def scale_sides(layer: torch.nn.Module, inputs: object, sides: torch.Tensor) -> None:
     """Give distances a range with few below 0."""
     layer.weight.data /= sides.std()
 

@@ -18,7 +18,7 @@ LABELS = dict(enumerate(("parcel", "pallet", "van", "truck", "forklift", "person
 def calibrate(torch, network, layers, image) -> None:
     """Give normalisations the statistics of the photo, and results a range with some above thresholds."""
 
-    def scale(layer, given, scores) -> None:
+    def scale(layer, inputs, scores) -> None:
         places = [0, 1] if scores.ndim == 3 else [0, 2, 3]
         factor = 2 / scores.std(places).mean()
         layer.bias.data = -1 - (scores.mean(places) - layer.bias) * factor

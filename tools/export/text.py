@@ -56,8 +56,8 @@ def fold_bias(model: onnx.ModelProto) -> None:
         f"{padded}_value": np.float32(1),
     }
     graph.initializer.extend(numpy_helper.from_array(np.asarray(data), name) for name, data in added.items())
-    place = list(graph.node).index(multiply)
-    graph.node.insert(place, helper.make_node("Pad", [multiply.input[0], *list(added)[1:]], [padded]))
+    index = list(graph.node).index(multiply)
+    graph.node.insert(index, helper.make_node("Pad", [multiply.input[0], *list(added)[1:]], [padded]))
     multiply.input[0], multiply.output[0] = padded, add.output[0]
     graph.node.remove(add)
 

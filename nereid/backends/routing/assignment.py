@@ -146,11 +146,11 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
             raise ValueError("one weight must be positive, got 0 for all")
         if self.default not in (known := [variant.name for variant in self.variants]):
             raise ValueError(f"default must be one of {', '.join(known)}, got '{self.default}'")
-        for place, name in enumerate(self.fallbacks):
-            others = [other for other in known if other not in (self.default, *self.fallbacks[:place])]
+        for index, name in enumerate(self.fallbacks):
+            others = [other for other in known if other not in (self.default, *self.fallbacks[:index])]
             if name not in others:
                 expected = f"one of {', '.join(others)}" if others else "left out: no other variant is left"
-                raise ValueError(f"fallbacks[{place}] must be {expected}, got '{name}'")
+                raise ValueError(f"fallbacks[{index}] must be {expected}, got '{name}'")
         if self.answer and ANSWER in known:
             raise ValueError(f"no variant may be named '{ANSWER}' in a route with an answer")
 
@@ -201,18 +201,18 @@ class VariantChoice:
     reason: str
 
 
-def parse_route(text: bytes) -> Route:
+def parse_route(encoded: bytes) -> Route:
     """Read the JSON of a route file.
 
     Raises:
         InvalidConfig: not a route; the message names the place, and the expected and the given value.
     """
     try:
-        return msgspec.json.decode(text, type=Route)
+        return msgspec.json.decode(encoded, type=Route)
     except UnicodeDecodeError as error:
         raise InvalidConfig(f"JSON must be UTF-8: {error}") from None
     except msgspec.DecodeError as error:  # also the base of ValidationError
-        raise InvalidConfig(_explain(str(error), text)) from None
+        raise InvalidConfig(_explain(str(error), encoded)) from None
 
 
 def with_default(route: Route, name: str) -> Route:
@@ -226,19 +226,19 @@ def format_route(route: Route) -> bytes:
     return msgspec.json.format(msgspec.json.encode(route), indent=2) + b"\n"
 
 
-def choose(loaded: LoadedRoute, parameters: Mapping[str, Any], draw: float) -> VariantChoice:
+def choose(loaded: LoadedRoute, parameters: Mapping[str, Any], random_unit: float) -> VariantChoice:
     """Pick the variant for one request: forced variant, forced version, header rule, sticky key, then chance.
 
     Args:
         parameters: the request's parameters; names are compared without case, empty values ignored.
-        draw: a random number in [0, 1), used if the request decides nothing.
+        random_unit: a random number in [0, 1), used if the request decides nothing.
 
     Raises:
         InvalidRequest: the route does not have the forced variant or version.
     """
     variants = loaded.route.variants
     if not parameters:
-        return VariantChoice(_by_weight(variants, draw), "weight")
+        return VariantChoice(_by_weight(variants, random_unit), "weight")
     lowered = lower(parameters)
     if lowered.get(VARIANT_HEADER):
         names = {variant.name: variant for variant in variants}
@@ -252,7 +252,7 @@ def choose(loaded: LoadedRoute, parameters: Mapping[str, Any], draw: float) -> V
             return VariantChoice(variant, "header")
     if lowered.get(ROUTE_KEY_HEADER):
         return VariantChoice(assign(loaded.route, lowered[ROUTE_KEY_HEADER]), "route-key")
-    return VariantChoice(_by_weight(variants, draw), "weight")
+    return VariantChoice(_by_weight(variants, random_unit), "weight")
 
 
 def lower(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -277,15 +277,15 @@ def score(variant: Variant, salt: str, key: str) -> float:
     return -variant.weight / log(hash_to_unit_interval(salt, variant.name, key))
 
 
-def is_mirrored(shadow: Shadow, salt: str, key: str, draw: float) -> bool:
+def is_mirrored(shadow: Shadow, salt: str, key: str, random_unit: float) -> bool:
     """Return whether a request is mirrored to `shadow`: by its key if it has one, else by chance.
 
     Args:
         salt: the route's salt for shadows.
         key: the request's sticky key, or an empty string.
-        draw: a random number in [0, 1), used without a key.
+        random_unit: a random number in [0, 1), used without a key.
     """
-    drawn = hash_to_unit_interval(salt, shadow.name, key) if key else draw
+    drawn = hash_to_unit_interval(salt, shadow.name, key) if key else random_unit
     return drawn * 100 < shadow.percent
 
 
@@ -302,8 +302,8 @@ def shares(route: Route) -> dict[str, float]:
     return {variant.name: variant.weight / total for variant in route.variants}
 
 
-def _by_weight(variants: tuple[Variant, ...], draw: float) -> Variant:
-    left = draw * sum(variant.weight for variant in variants)
+def _by_weight(variants: tuple[Variant, ...], random_unit: float) -> Variant:
+    left = random_unit * sum(variant.weight for variant in variants)
     for variant in variants:
         if left < variant.weight:
             return variant
@@ -318,18 +318,18 @@ def _known(variants: Mapping[str, Variant], header: str, value: str) -> Variant:
     return variants[value]
 
 
-def _explain(message: str, text: bytes) -> str:
-    match = re.search(r" - at `\$(?P<place>[^`]*)`$", message)
-    place = match["place"] if match else ""
+def _explain(message: str, encoded: bytes) -> str:
+    match = re.search(r" - at `\$(?P<path>[^`]*)`$", message)
+    path = match["path"] if match else ""
     if "unknown field" in message:
-        kind = OBJECTS[re.sub(r"\W|\d", "", place)]
+        kind = OBJECTS[re.sub(r"\W|\d", "", path)]
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
         return f"{message}: expected one of {known}"
-    if not re.fullmatch(r"(\.\w+|\[\d+\])+", place) or ", got" in message:
+    if not re.fullmatch(r"(\.\w+|\[\d+\])+", path) or ", got" in message:
         return message
     try:
-        value = json.loads(text)
-        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        value = json.loads(encoded)
+        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
             value = value[int(index)] if index else value[name]
     # msgspec stops at the first fault: the text after it may be invalid JSON, or repeat a name.
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -136,7 +136,7 @@ class AdmittedRequest:
 
     Attributes:
         loaded: the route that serves it.
-        begin: its arrival, in seconds.
+        arrived_at: its arrival, in seconds.
         has_slot: whether it occupies a slot.
         deaths: how often it was sent to a dead instance.
         trace: the spans of the request.
@@ -148,7 +148,7 @@ class AdmittedRequest:
 
     request: RoutedRequest
     loaded: LoadedRoute
-    begin: float
+    arrived_at: float
     trace: RequestTrace
     key: str = ""
     has_slot: bool = True
@@ -226,9 +226,9 @@ class VariantHealth:
         admitted = attempt.admitted
         admitted.deaths += 1
         if admitted.deaths > MAX_DEATHS:
-            if is_silent := self.answered_at < admitted.begin:
+            if is_silent := self.answered_at < admitted.arrived_at:
                 self.breaker.trip(now)
-            if is_silent or (attempt.has_fallbacks and attempt.queue):
+            if is_silent or (attempt.has_fallbacks and attempt.plan.has_choices):
                 return False
         if now >= attempt.deadline:
             return False
@@ -240,7 +240,7 @@ class VariantHealth:
         An instance gets none after it was seen dead.
         """
         seen = self._deaths.get(instance, max(self._deaths.values(), default=inf))
-        return attempt.begun_at <= seen
+        return attempt.started_at <= seen
 
     def may_send_suspect(self, admitted: AdmittedRequest, now: float) -> bool:
         """Return whether a request that may have killed an instance may be sent to another one.
@@ -295,12 +295,12 @@ class VariantHealthRegistry:
             self._states[key] = VariantHealth(loaded.route.breaker, name, version, self._metrics, self._log)
         return self._states[key]
 
-    def count_in_flight(self, served: VariantHealth, change: int) -> None:
+    def count_in_flight(self, health: VariantHealth, change: int) -> None:
         """Count attempts that begin or, with a negative `change`, have returned."""
-        served.in_flight += change
-        key = tuple(served.labels.values())
+        health.in_flight += change
+        key = tuple(health.labels.values())
         self._in_flight[key] += change
-        self._metrics.set("in_flight", self._in_flight[key], **served.labels)
+        self._metrics.set("in_flight", self._in_flight[key], **health.labels)
 
     def keep_only(self, loaded: LoadedRoute) -> None:
         """Retire the states of variants that a route does not have."""
@@ -323,7 +323,9 @@ class AttemptPlan:
         rest = () if self.is_forced else route.replacements
         self._left = [first, *(VariantChoice(other, BREAKER) for other in rest if other is not first.variant)]
 
-    def __bool__(self) -> bool:
+    @property
+    def has_choices(self) -> bool:
+        """Whether a variant is left to try."""
         return bool(self._left)
 
     def next(self) -> VariantChoice:
@@ -337,7 +339,7 @@ class AttemptPlan:
 
     def has_alternative_to(self, choice: VariantChoice) -> bool:
         """Return whether a choice is repeated and others remain if it takes too long."""
-        return choice is self._repeated and bool(self._left)
+        return choice is self._repeated and self.has_choices
 
     def retry(self) -> None:
         """Note that a variant was tried: the remaining ones are retries."""
@@ -353,25 +355,25 @@ class Attempt:
     def __init__(
         self,
         admitted: AdmittedRequest,
-        queue: AttemptPlan,
+        plan: AttemptPlan,
         choice: VariantChoice,
-        served: VariantHealth,
+        health: VariantHealth,
         now: float,
     ) -> None:
-        self.queue = queue
-        self.admitted, self.served = admitted, served
+        self.plan = plan
+        self.admitted, self.health = admitted, health
         self.variant, self.reason = choice.variant, choice.reason
         # A half-open breaker lets only the trial through.
-        self.is_trial = served.breaker.state is BreakerState.HALF_OPEN
-        self.was_dead, self.has_live_instance, self.is_queued_on_dead_stub = served.is_dead, False, False
-        self.begun_at = now
+        self.is_trial = health.breaker.state is BreakerState.HALF_OPEN
+        self.was_dead, self.has_live_instance, self.is_queued_on_dead_stub = health.is_dead, False, False
+        self.started_at = now
         own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
         self._is_own_deadline = not 0 < client_s < own_s
-        self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
+        self.deadline = admitted.arrived_at + (own_s if self._is_own_deadline else client_s)
         self.seconds = 0.0
-        if admitted.loaded.route.has_fallbacks and queue.has_alternative_to(choice):
+        if admitted.loaded.route.has_fallbacks and plan.has_alternative_to(choice):
             # The other instance may still be starting, and the queue may still belong to the dead one.
-            shorten_deadlines((self,), served, now)
+            shorten_deadlines((self,), health, now)
 
     @property
     def is_chosen(self) -> bool:
@@ -401,19 +403,19 @@ class Attempt:
             return None
         if isinstance(error, DeadlineExceeded):
             # A variant that answered others meanwhile is merely overloaded, as is one with large images.
-            is_silent = self.served.answered_at < self.begun_at
-            is_blamed = self._is_own_deadline and is_silent and not self.served.late_large
+            is_silent = self.health.answered_at < self.started_at
+            is_blamed = self._is_own_deadline and is_silent and not self.health.late_large
             return True if is_blamed and not self.is_large else None
         return True
 
 
-def shorten_deadlines(attempts: Iterable[Attempt], served: VariantHealth, now: float) -> None:
+def shorten_deadlines(attempts: Iterable[Attempt], health: VariantHealth, now: float) -> None:
     """Shorten the deadlines of the other attempts on a variant after one of its processes has died.
 
     Triton 24.10 spends a second on each request in such a process's queue, one after the other.
     """
     for attempt in attempts:
-        if attempt.served is served:
+        if attempt.health is health:
             shortened = now + MAX_WAIT_FOR_DEAD_S
             if shortened < attempt.deadline:
                 attempt.deadline, attempt.is_queued_on_dead_stub = shortened, True

@@ -20,10 +20,10 @@ def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dic
     Raises:
         InvalidConfig: an output is missing or unknown, or a value has another shape or datatype.
     """
-    wanted = {output.name: output for output in outputs if output.name not in ROUTE_OUTPUTS}
-    if values.keys() != wanted.keys():
-        raise InvalidConfig(f"answer: expected the outputs {', '.join(wanted)}, got {', '.join(values)}")
-    return {name: _tensor(values[name], output) for name, output in wanted.items()}
+    expected = {output.name: output for output in outputs if output.name not in ROUTE_OUTPUTS}
+    if values.keys() != expected.keys():
+        raise InvalidConfig(f"answer: expected the outputs {', '.join(expected)}, got {', '.join(values)}")
+    return {name: _tensor(values[name], output) for name, output in expected.items()}
 
 
 def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
@@ -40,7 +40,7 @@ def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
     if not array.shape and -1 not in output.dims:
         array = np.broadcast_to(array, output.dims)
     is_shape = array.ndim == len(output.dims) and all(
-        size in (-1, given) for size, given in zip(output.dims, array.shape, strict=True)
+        dim in (-1, size) for dim, size in zip(output.dims, array.shape, strict=True)
     )
     dtype = np.dtype(output.numpy_type)
     if not is_shape or not _fits(array, dtype):
@@ -48,18 +48,18 @@ def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
     return _converted(array, dtype)
 
 
-def _fits(found: np.ndarray, dtype: np.dtype) -> bool:
+def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
     if dtype.kind in "Ob":
-        return not found.size or found.dtype.kind == ("U" if dtype.kind == "O" else "b")
-    if found.dtype.kind not in "iuf":
+        return not array.size or array.dtype.kind == ("U" if dtype.kind == "O" else "b")
+    if array.dtype.kind not in "iuf":
         return False
     with np.errstate(over="ignore"):
-        converted = _converted(found, dtype)
-    return bool((np.isfinite(converted) if dtype.kind == "f" else converted == found).all())
+        converted = _converted(array, dtype)
+    return bool((np.isfinite(converted) if dtype.kind == "f" else converted == array).all())
 
 
-def _converted(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "O":
-        texts = [text.encode() for text in found.ravel()] if found.size else []
-        return np.array(texts, object).reshape(found.shape)
-    return found.astype(dtype)
+        texts = [text.encode() for text in array.ravel()] if array.size else []
+        return np.array(texts, object).reshape(array.shape)
+    return array.astype(dtype)

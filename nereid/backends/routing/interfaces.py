@@ -89,15 +89,15 @@ PROBE: Mapping[str, Any] = {PROBE_HEADER: "1"}
 class OpenSpan:
     """A span that has not ended; `parameters` are for the request to the model that continues the trace."""
 
-    def __init__(self, context: TraceContext, name: str, **about: Any) -> None:
+    def __init__(self, context: TraceContext, name: str, **attributes: Any) -> None:
         self.context, self.begin_ns = context, time.time_ns()
-        self.name, self.about = name, about
+        self.name, self.attributes = name, attributes
         self.parameters = {TRACE_PARAMETER: str(context), SENT_PARAMETER: self.begin_ns}
 
     def record(self, kind: str, parent: str, error: object = None) -> Record:
         """Return the record of the span, which ends now."""
         ended = span(self.context, parent, self.name, self.begin_ns, time.time_ns())
-        return {**ended, "kind": kind, "about": self.about, **error_field(error)}
+        return {**ended, "kind": kind, "about": self.attributes, **error_field(error)}
 
 
 class RequestTrace:
@@ -154,13 +154,13 @@ class RequestTrace:
             self._attempts.append(record)
 
     @never_raises
-    def end(self, error: ServingError | None = None, **about: Any) -> None:
+    def end(self, error: ServingError | None = None, **attributes: Any) -> None:
         """End the route's span, and send its record with its attempts' records.
 
         Traces of failures, of slow requests and of forced variants are kept.
 
         Args:
-            about: further attributes.
+            attributes: further attributes.
         """
         if self._span is None:  # it was rejected before its parameters were read
             self.begin(NO_PARAMETERS)
@@ -168,7 +168,7 @@ class RequestTrace:
             return
         self._has_ended = True
         outcome = error.outcome if error else "ok"
-        self._span.about = {"route": self._route, **self._last, "outcome": outcome, **about}
+        self._span.attributes = {"route": self._route, **self._last, "outcome": outcome, **attributes}
         record = self._span.record("route", self._parent, error)
         is_slow = self._tracer.is_slow(record["begin"], record["end"])
         is_wanted = error is not None or self._last.get("reason") in FORCED

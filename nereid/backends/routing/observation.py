@@ -15,12 +15,12 @@ from nereid.backends.routing.interfaces import (
     RoutedRequest,
 )
 from nereid.base.errors import DeadlineExceeded
-from nereid.tasks.task_outputs import Signals, TaskOutputs
+from nereid.tasks.task_outputs import QualitySignals, TaskOutputs
 
 OTHER = "other"
 # Attributes for the trace of a request.
-About = Mapping[str, Any]
-Observe = Callable[[RoutedRequest, Any, Mapping[str, str]], About]
+Attributes = Mapping[str, Any]
+Observe = Callable[[RoutedRequest, Any, Mapping[str, str]], Attributes]
 
 
 class RouteQuality:
@@ -39,7 +39,7 @@ class RouteQuality:
         """Count the best classes that are in `classes` by index; None counts no classes."""
         self._classes = classes
 
-    def observe(self, request: RoutedRequest, response: Any, labels: Mapping[str, str]) -> About:
+    def observe(self, request: RoutedRequest, response: Any, labels: Mapping[str, str]) -> Attributes:
         """Measure a response that was sent; a failure here never harms a request.
 
         Args:
@@ -54,11 +54,11 @@ class RouteQuality:
             if signals is None:
                 return {}
             self._add(signals, labels)
-            return signals.about
+            return signals.attributes
         except Exception:  # the client has its response
             return {}
 
-    def _add(self, signals: Signals, labels: Mapping[str, str]) -> None:
+    def _add(self, signals: QualitySignals, labels: Mapping[str, str]) -> None:
         for name, values in signals.of_images.items():
             for value in values:
                 self._metrics.add(name, value, **labels)
@@ -92,7 +92,7 @@ class Shadows:
         metrics: receives outcomes, distances and durations.
         log: receives a line when a shadow fails.
         clock: seconds of a monotonic clock.
-        draw: random numbers in [0, 1).
+        random_unit: random numbers in [0, 1).
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class Shadows:
         metrics: MetricSink,
         log: Callable[[str], None],
         clock: Callable[[], float],
-        draw: Callable[[], float],
+        random_unit: Callable[[], float],
     ) -> None:
         self._task = task
-        self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
+        self._metrics, self._log, self._clock, self._random_unit = metrics, log, clock, random_unit
         self._lock = Lock()
         self._label = BoundedLabels()
         self._mirrors: set[_Mirror] = set()
@@ -116,7 +116,7 @@ class Shadows:
         route, variant = completed.route, completed.variant
         for shadow in route.shadows:
             is_itself = (shadow.model, shadow.version) == (variant.model, variant.version)
-            if is_itself or not is_mirrored(shadow, route.salts.shadows, completed.key, self._draw()):
+            if is_itself or not is_mirrored(shadow, route.salts.shadows, completed.key, self._random_unit()):
                 continue
             if mirror := self._begin(completed, shadow, in_flight()):
                 self._compare(mirror)
@@ -161,16 +161,16 @@ class Shadows:
         except Exception as raised:
             error = raised
         completed.trace.end_shadow(span, error)
-        seconds = self._clock() - mirror.begin
+        seconds = self._clock() - mirror.started_at
         if not self._end(mirror):
             return
         try:
             if error or self._clock() >= mirror.deadline:
                 raise error or mirror.late_error()
-            ours, theirs = (
+            variant_outputs, shadow_outputs = (
                 request.arrays(result, self._task.outputs) for result in (completed.response, response)
             )
-            comparison = self._task.compare(ours, theirs)
+            comparison = self._task.compare(variant_outputs, shadow_outputs)
         except Exception as raised:
             self._fail(shadow, raised)
             return
@@ -197,9 +197,9 @@ class Shadows:
 
 
 class _Mirror:
-    def __init__(self, completed: CompletedRequest, shadow: Shadow, begin: float) -> None:
-        self.completed, self.shadow, self.begin = completed, shadow, begin
-        self.deadline = begin + shadow.deadline_ms / 1e3
+    def __init__(self, completed: CompletedRequest, shadow: Shadow, started_at: float) -> None:
+        self.completed, self.shadow, self.started_at = completed, shadow, started_at
+        self.deadline = started_at + shadow.deadline_ms / 1e3
 
     def late_error(self) -> DeadlineExceeded:
         """Return the error for a response after the deadline."""

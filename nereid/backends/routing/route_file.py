@@ -66,11 +66,14 @@ def _check_tensors(config: ModelConfig, model: str, version: int) -> None:
     """Check that a model has the tensors of the route; a model without config is not checked."""
     if not (config.folder.parent / model / "config.pbtxt").exists():
         return
-    theirs = config.sibling(model, version)
+    model_config = config.sibling(model, version)
     outputs = [output for output in config.outputs if output.name not in ROUTE_OUTPUTS]
-    for ours, others in ((config.inputs, theirs.inputs), (outputs, theirs.outputs)):
-        by_name = {tensor.name: tensor for tensor in others}
-        for tensor in ours if by_name else ():
+    for route_tensors, model_tensors in (
+        (config.inputs, model_config.inputs),
+        (outputs, model_config.outputs),
+    ):
+        by_name = {tensor.name: tensor for tensor in model_tensors}
+        for tensor in route_tensors if by_name else ():
             other = by_name.get(tensor.name)
             if other is None or not tensor.fits(other):
                 raise InvalidConfig(

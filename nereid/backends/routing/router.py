@@ -53,7 +53,7 @@ class Responses:
 
     def send(self, attempt: Attempt, response: Any) -> None:
         """Send the response of a variant, then mirror its request to the shadows."""
-        admitted, labels = attempt.admitted, attempt.served.labels
+        admitted, labels = attempt.admitted, attempt.health.labels
         request, route, trace = admitted.request, admitted.loaded.route, admitted.trace
         if attempt.seconds > LONG_ATTEMPT_S and request.is_cancelled():
             self._metrics.add("cancelled_total")
@@ -66,7 +66,7 @@ class Responses:
             trace.end()
             return
         if not attempt.is_chosen:
-            self._count_fallback(attempt.queue, labels["variant"], attempt.reason)
+            self._count_fallback(attempt.plan, labels["variant"], attempt.reason)
         trace.end(**(self._observe(request, response, labels) if self._observe else {}))
         if route.shadows:
             completed = CompletedRequest(
@@ -74,10 +74,10 @@ class Responses:
             )
             self._shadows.mirror(completed, self._in_flight)
 
-    def fail(self, admitted: AdmittedRequest, queue: AttemptPlan, error: ServingError) -> None:
+    def fail(self, admitted: AdmittedRequest, plan: AttemptPlan, error: ServingError) -> None:
         """Send the configured answer if the route has one and no variant can be reached, else the error."""
         answer = admitted.loaded.answer
-        is_unreachable = isinstance(error, Unavailable) and not queue.is_forced
+        is_unreachable = isinstance(error, Unavailable) and not plan.is_forced
         if not answer or not is_unreachable or admitted.trace.is_probe:
             admitted.reject(error)
             return
@@ -86,7 +86,7 @@ class Responses:
         except Exception as raised:
             admitted.reject(from_exception(raised))
             return
-        self._count_fallback(queue, ANSWER, ANSWER)
+        self._count_fallback(plan, ANSWER, ANSWER)
         self.count(ANSWER, "", "ok", ANSWER)
         admitted.trace.end()
 
@@ -94,8 +94,8 @@ class Responses:
         """Count an attempt on a variant, or a request without one."""
         self._metrics.add("requests_total", variant=variant, version=version, outcome=outcome, reason=reason)
 
-    def _count_fallback(self, queue: AttemptPlan, to: str, reason: str) -> None:
-        self._metrics.add("fallbacks_total", **{"from": queue.first_label, "to": to, "reason": reason})
+    def _count_fallback(self, plan: AttemptPlan, to: str, reason: str) -> None:
+        self._metrics.add("fallbacks_total", **{"from": plan.first_label, "to": to, "reason": reason})
 
 
 # A request that waited longer than this for its thread is forwarded only if its client is still connected.
@@ -113,7 +113,7 @@ class Router:
         metrics: receives counts and durations.
         log: receives a line when a breaker opens or closes, or a shadow fails.
         clock: seconds of a monotonic clock.
-        draw: random numbers in [0, 1).
+        random_unit: random numbers in [0, 1).
         can_answer: returns whether a dead instance's model has a running process of at least an age in s.
         begin_trace: returns the trace of a request that arrives.
         wake: called when a request has a deadline before the next call of `expire` that `sleep_s` announced,
@@ -129,31 +129,31 @@ class Router:
         metrics: MetricSink,
         log: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], float] = random,
+        random_unit: Callable[[], float] = random,
         can_answer: Callable[[str, float], bool] = lambda instance, age_s: False,
         wake: Callable[[], None] = lambda: None,
         begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
         observe: Observe | None = None,
         spawn: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
+        self._metrics, self._log, self._clock, self._random_unit = metrics, log, clock, random_unit
         self._can_answer, self._wake = can_answer, wake
         self._begin_trace, self._spawn = begin_trace, spawn
         self._wakes_at = inf
         self._lock = Lock()
         self._loaded = loaded
-        self._served = VariantHealthRegistry(metrics, log)
+        self._health = VariantHealthRegistry(metrics, log)
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
         self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
         self._budget = RetryBudget()
-        self._shadows = Shadows(task, metrics, log, clock, draw)
+        self._shadows = Shadows(task, metrics, log, clock, random_unit)
         self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
 
     def use(self, loaded: LoadedRoute) -> None:
         """Use `loaded` for later requests; those in flight keep theirs."""
         with self._lock:
-            self._served.keep_only(loaded)
+            self._health.keep_only(loaded)
             self._loaded = loaded
 
     def admit(self, request: RoutedRequest) -> AdmittedRequest | None:
@@ -179,38 +179,38 @@ class Router:
             parameters = lower(admitted.request.parameters())
             admitted.trace.begin(parameters)
             admitted.key = parameters.get(ROUTE_KEY_HEADER, "")
-            queue = AttemptPlan(admitted.loaded.route, self._choose(admitted, parameters))
+            plan = AttemptPlan(admitted.loaded.route, self._choose(admitted, parameters))
         except Exception as raised:
             self._free_slot(admitted)
             admitted.reject(from_exception(raised))
             return
-        self._finish(admitted, queue)
+        self._finish(admitted, plan)
 
-    def _finish(self, admitted: AdmittedRequest, queue: AttemptPlan) -> None:
+    def _finish(self, admitted: AdmittedRequest, plan: AttemptPlan) -> None:
         try:
-            attempt, response = self._serve(admitted, queue)
+            attempt, response = self._serve(admitted, plan)
         except _AlreadyAnswered:
             return
         except Exception as raised:
             self._free_slot(admitted)
-            self._responses.fail(admitted, queue, from_exception(raised))
+            self._responses.fail(admitted, plan, from_exception(raised))
             return
         # Before the response, because its client may send the next request immediately.
         self._free_slot(admitted)
         self._responses.send(attempt, response)
 
     def _move_on(self, attempt: Attempt) -> None:
-        admitted, queue = attempt.admitted, attempt.queue
+        admitted, plan = attempt.admitted, attempt.plan
         try:
             error = StubDied(f"a process of variant '{attempt.variant.name}' has died")
             if not self._may_go_on(attempt, error):
                 raise self._final(attempt, error)
         except Exception as raised:
             self._free_slot(admitted)
-            self._responses.fail(admitted, queue, from_exception(raised))
+            self._responses.fail(admitted, plan, from_exception(raised))
             return
-        queue.retry()
-        self._finish(admitted, queue)
+        plan.retry()
+        self._finish(admitted, plan)
 
     def expire(self) -> None:
         """Reject the requests past their deadline; their attempts continue.
@@ -221,7 +221,7 @@ class Router:
         with self._lock:
             late = [attempt for attempt in self._attempts if now >= attempt.deadline]
         for attempt in late:
-            waited_ms = (now - attempt.admitted.begin) * 1e3
+            waited_ms = (now - attempt.admitted.arrived_at) * 1e3
             error = DeadlineExceeded(
                 f"variant '{attempt.variant.name}' has not responded in {waited_ms:.0f} ms"
             )
@@ -273,11 +273,11 @@ class Router:
     def revive(self) -> None:
         """Let a trial through to each variant whose dead instances were replaced."""
         with self._lock:
-            dead = [(served, served.dead_instances) for served in self._served if served.is_dead]
-        for served, instances in dead:
+            dead = [(health, health.dead_instances) for health in self._health if health.is_dead]
+        for health, instances in dead:
             if instances and all(self._can_answer(instance, 0.0) for instance in instances):
                 with self._lock:
-                    served.revive(self._clock())
+                    health.revive(self._clock())
 
     def _free_slot(self, admitted: AdmittedRequest) -> None:
         with self._lock:
@@ -285,38 +285,38 @@ class Router:
             admitted.has_slot = False
 
     def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> VariantChoice:
-        if self._clock() - admitted.begin > MAX_UNCHECKED_WAIT_S:
+        if self._clock() - admitted.arrived_at > MAX_UNCHECKED_WAIT_S:
             self._check_client(admitted)
         try:
             admitted.request.check()
-            return choose(admitted.loaded, parameters, self._draw())
+            return choose(admitted.loaded, parameters, self._random_unit())
         except ServingError as error:
             if not admitted.trace.is_probe:
                 self._responses.count("", "", error.outcome, "")
             raise
 
-    def _serve(self, admitted: AdmittedRequest, queue: AttemptPlan) -> tuple[Attempt, Any]:
+    def _serve(self, admitted: AdmittedRequest, plan: AttemptPlan) -> tuple[Attempt, Any]:
         """Attempt the chosen variant; if it is unreachable, perhaps another instance or the next variant."""
         while True:
-            attempt = self._begin(admitted, queue)
+            attempt = self._begin(admitted, plan)
             try:
                 return attempt, self._run(attempt)
             except Unavailable as error:
                 if isinstance(error, StubDied) and attempt.has_live_instance:
                     if self._may_try_again(attempt, error):
-                        queue.repeat(VariantChoice(attempt.variant, attempt.reason))
+                        plan.repeat(VariantChoice(attempt.variant, attempt.reason))
                         continue
                     if not attempt.has_fallbacks:
                         raise self._final(attempt, error) from None
                 if not self._may_go_on(attempt, error):
                     raise self._final(attempt, error) from None
-                queue.retry()
+                plan.retry()
 
     def _may_try_again(self, attempt: Attempt, error: StubDied) -> bool:
         """Return whether to send a request to its variant again, because one of several instances is dead."""
         with self._lock:
             instance = read_unhealthy_instance(str(error))
-            may_try = attempt.served.may_try_again(attempt, instance, self._clock())
+            may_try = attempt.health.may_try_again(attempt, instance, self._clock())
         if may_try:
             self._check_client(attempt.admitted)
         return may_try
@@ -326,16 +326,16 @@ class Router:
 
         A request that a process could have received before it died may be the cause.
         """
-        if not attempt.queue:
+        if not attempt.plan.has_choices:
             return False
         with self._lock:
             if self._is_suspect(attempt, error):
-                may_go_on = attempt.has_fallbacks and attempt.served.may_send_suspect(
+                may_go_on = attempt.has_fallbacks and attempt.health.may_send_suspect(
                     attempt.admitted, self._clock()
                 )
             else:
                 # Each request tries each variant once, so fallbacks need no budget.
-                may_go_on = attempt.has_fallbacks or self._budget.failed()
+                may_go_on = attempt.has_fallbacks or self._budget.record_failure()
         if may_go_on:
             self._check_client(attempt.admitted)
         return may_go_on
@@ -344,7 +344,7 @@ class Router:
     def _is_suspect(attempt: Attempt, error: Unavailable) -> bool:
         """Return whether a process that could have received the request has since died."""
         is_new_death = isinstance(error, StubDied) and not attempt.was_dead
-        return is_new_death and attempt.served.could_have_received(
+        return is_new_death and attempt.health.could_have_received(
             attempt, read_unhealthy_instance(str(error))
         )
 
@@ -359,25 +359,25 @@ class Router:
             self._metrics.add("cancelled_total")
             raise Cancelled("the client has disconnected")
 
-    def _begin(self, admitted: AdmittedRequest, queue: AttemptPlan) -> Attempt:
+    def _begin(self, admitted: AdmittedRequest, plan: AttemptPlan) -> Attempt:
         now, skipped = self._clock(), []
         with self._lock:
-            while queue:
-                choice = queue.next()
-                served = self._served.of(admitted.loaded, choice.variant)
-                skipped.append((choice, served))
-                if choice is queue.first:
-                    queue.first_label = served.labels["variant"]
-                if served.allows(now):
-                    attempt = Attempt(admitted, queue, choice, served, now)
+            while plan.has_choices:
+                choice = plan.next()
+                health = self._health.of(admitted.loaded, choice.variant)
+                skipped.append((choice, health))
+                if choice is plan.first:
+                    plan.first_label = health.labels["variant"]
+                if health.allows(now):
+                    attempt = Attempt(admitted, plan, choice, health, now)
                     self._attempts.add(attempt)
-                    self._served.count_in_flight(served, 1)
+                    self._health.count_in_flight(health, 1)
                     if attempt.deadline < self._wakes_at:
                         self._wake()
                     return attempt
             if not admitted.trace.is_probe:
-                choice, served = skipped[0]
-                self._responses.count(**served.labels, outcome="unavailable", reason=choice.reason)
+                choice, health = skipped[0]
+                self._responses.count(**health.labels, outcome="unavailable", reason=choice.reason)
         open_s = admitted.loaded.route.breaker.open_s
         listed = ", ".join(f"'{choice.variant.name}'" for choice, _ in skipped)
         raise Unavailable(f"no healthy variant: {listed}; retried every {open_s:g} s")
@@ -396,14 +396,14 @@ class Router:
             attempt.has_live_instance = self._is_survived(attempt, error)
         is_late = not self._end(attempt, error)
         with self._lock:
-            self._served.count_in_flight(attempt.served, -1)
+            self._health.count_in_flight(attempt.health, -1)
             self._abandoned -= attempt.admitted.is_abandoned
             attempt.admitted.is_abandoned = False
-            attempt.served.count_late(attempt, -is_late)
+            attempt.health.count_late(attempt, -is_late)
             if error is None:
-                attempt.served.answered_at = self._clock()
+                attempt.health.answered_at = self._clock()
         if is_late:
-            self._metrics.add("late_total", **attempt.served.labels)
+            self._metrics.add("late_total", **attempt.health.labels)
             raise _AlreadyAnswered
         if error:
             raise error
@@ -414,8 +414,8 @@ class Router:
         if not (instance := read_unhealthy_instance(str(error))):
             return False
         with self._lock:
-            attempt.served.note_death(instance, now := self._clock())
-        age_s = now - attempt.begun_at if attempt.queue and attempt.has_fallbacks else 0.0
+            attempt.health.note_death(instance, now := self._clock())
+        age_s = now - attempt.started_at if attempt.plan.has_choices and attempt.has_fallbacks else 0.0
         return self._can_answer(instance, age_s)
 
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
@@ -425,15 +425,15 @@ class Router:
             if attempt not in self._attempts:
                 return False
             self._attempts.remove(attempt)
-            attempt.served.record(attempt, error, now)
-            attempt.served.count_late(attempt, is_late)
+            attempt.health.record(attempt, error, now)
+            attempt.health.count_late(attempt, is_late)
             if isinstance(error, StubDied) and (attempt.has_fallbacks or not attempt.has_live_instance):
-                shorten_deadlines(self._attempts, attempt.served, now)
+                shorten_deadlines(self._attempts, attempt.health, now)
             if error is None:
-                self._budget.succeeded()
-        attempt.seconds = now - attempt.admitted.begin
+                self._budget.record_success()
+        attempt.seconds = now - attempt.admitted.arrived_at
         outcome = error.outcome if error else "ok"
-        labels = attempt.served.labels
+        labels = attempt.health.labels
         if attempt.admitted.trace.is_probe:
             self._metrics.add("probes_total", **labels, outcome=outcome)
             return True

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nereid.backends.triton.model_trace import BatchTrace
-from nereid.backends.triton.post_processing import Outcome, PostProcessing, RequestImages
+from nereid.backends.triton.post_processing import PostProcessing, PostProcessingOutcome, RequestImages
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import parse_bool
 from nereid.base.errors import InvalidConfig, ServingError, from_exception
@@ -51,7 +51,7 @@ class StageTimestamps(NamedTuple):
 
     decoded_ns: int
     prepared_ns: int
-    begun_ns: int
+    start_ns: int
     computed_ns: int
 
 
@@ -69,7 +69,7 @@ class DeviceStreams:
         self._preprocessor, self._network = preprocessor, network
         self._computing, self._copying = computing, cuda.Stream(non_blocking=True)
         self._elapsed_ms = cuda.get_elapsed_time
-        self._decoded, self._prepared, self._begun, self._computed, self._copied = (
+        self._decoded, self._prepared, self._started, self._computed, self._copied = (
             [cuda.Event() for _ in range(slots)] for _ in range(5)
         )
         self._outputs: list[Mapping[str, np.ndarray]] = [{} for _ in range(slots)]
@@ -92,7 +92,7 @@ class DeviceStreams:
     def compute(self, slot: int, rows: int) -> None:
         """Enqueue the network for the first rows of a slot, and the copies of its outputs."""
         self._computing.wait_event(self._prepared[slot])
-        self._begun[slot].record(self._computing)
+        self._started[slot].record(self._computing)
         self._network.enqueue(slot, rows)
         self._computed[slot].record(self._computing)
         self._copying.wait_event(self._computed[slot])
@@ -103,7 +103,7 @@ class DeviceStreams:
         """Wait for the outputs of a slot; they are valid until the slot's next `compute`."""
         self._copied[slot].synchronize()
         now_ns = time.time_ns()
-        events = self._decoded[slot], self._prepared[slot], self._begun[slot], self._computed[slot]
+        events = self._decoded[slot], self._prepared[slot], self._started[slot], self._computed[slot]
         return self._outputs[slot], StageTimestamps(
             *(now_ns - round(self._elapsed_ms(event, self._copied[slot]) * 1e6) for event in events)
         )
@@ -118,17 +118,17 @@ NEED_OWN_RUNS = frozenset({ARENA_SHRINKAGE, WARM_BATCH_SIZES})
 
 
 def can_bind(
-    config: ModelConfig, preprocess: ModelConfig, network: ModelConfig, wanted: Sequence[str]
+    config: ModelConfig, preprocess: ModelConfig, network: ModelConfig, needed_outputs: Sequence[str]
 ) -> bool:
     """Return whether a network runs in fixed memory: on a GPU, with CUDA graphs and fixed outputs.
 
     Args:
         config, preprocess: of the fused model, and of its preprocessing.
-        wanted: names of the network outputs that it needs.
+        needed_outputs: names of the network outputs that it needs.
     """
     accelerators = network.document.get("optimization", {}).get("execution_accelerators", {})
     names = {accelerator["name"] for accelerator in accelerators.get("gpu_execution_accelerator", ())}
-    outputs = [output for output in network.outputs if output.name in wanted]
+    tensors = [tensor for tensor in network.outputs if tensor.name in needed_outputs]
     return (
         {config.device_kind, preprocess.device_kind, network.device_kind} == {"GPU"}
         and parse_bool(network.parameters.get(CUDA_GRAPHS, "false"))
@@ -136,7 +136,7 @@ def can_bind(
         and max_run_rows(network) >= config.max_batch_size
         and len(network.inputs) == 1
         and names <= {"cuda"}
-        and all(min(output.dims, default=1) >= 0 and output.datatype != "TYPE_STRING" for output in outputs)
+        and all(min(tensor.dims, default=1) >= 0 and tensor.datatype != "TYPE_STRING" for tensor in tensors)
     )
 
 
@@ -163,14 +163,14 @@ def open_stream(device_id: int) -> Any:
 
 
 def open_device_streams(
-    preprocessor: Any, session: Session, computing: Any, taken: str, wanted: Sequence[str]
+    preprocessor: Any, session: Session, computing: Any, input_name: str, needed_outputs: Sequence[str]
 ) -> DeviceStreams:
     """Record the network's graphs; called by the thread that will run them.
 
     Args:
         preprocessor: `GpuPreprocessor`, whose tensors the network reads.
         computing: stream of the session.
-        taken, wanted: names of the network's input and of its outputs.
+        input_name, needed_outputs: names of the network's input, and of its outputs that are needed.
 
     Raises:
         InvalidConfig: a run of the network fails.
@@ -181,7 +181,7 @@ def open_device_streams(
     for tensor in preprocessor.tensors:
         tensor.fill(0)
     cupy.cuda.get_current_stream().synchronize()
-    network = session.bind(taken, preprocessor.tensors, wanted)
+    network = session.bind(input_name, preprocessor.tensors, needed_outputs)
     return DeviceStreams(cupy.cuda, preprocessor, network, computing, len(preprocessor.tensors))
 
 
@@ -190,7 +190,7 @@ class FusedBatch:
 
     Args:
         requests: images or error of each request.
-        ran: receives the seconds and rows of the network's run.
+        on_run: receives the seconds and rows of the network's run.
     """
 
     def __init__(
@@ -198,20 +198,20 @@ class FusedBatch:
         requests: Sequence[RequestImages],
         after: PostProcessing,
         trace: BatchTrace | None,
-        ran: Callable[[float, int], None],
+        on_run: Callable[[float, int], None],
     ) -> None:
         self.images = images_of(requests)
-        self._requests, self._after, self._trace, self._ran = requests, after, trace, ran
+        self._requests, self._after, self._trace, self._on_run = requests, after, trace, on_run
         self._errors: Sequence[ServingError | None] = [None] * len(self.images)
         self._times: Sequence[ImageTimes] = ()
 
-    def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
+    def on_prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
         """Store the error and the times of each image."""
         self._errors, self._times = errors, times
 
     def outcomes(
         self, outputs: Mapping[str, np.ndarray] | ServingError, stages: StageTimestamps | None
-    ) -> list[Outcome]:
+    ) -> list[PostProcessingOutcome]:
         """Return the outcome of each request.
 
         Args:
@@ -219,14 +219,14 @@ class FusedBatch:
         """
         good = sum(error is None for error in self._errors)
         if stages:
-            self._ran((stages.computed_ns - stages.begun_ns) / 1e9, good)
+            self._on_run((stages.computed_ns - stages.start_ns) / 1e9, good)
         for image in self._times:
-            image.end(stages.decoded_ns, stages.prepared_ns) if stages else image.end()
+            image.record_end(stages.decoded_ns, stages.prepared_ns) if stages else image.record_end()
         rows, times = by_request(self._requests, self._errors, self._times)
         if self._trace:
-            self._trace.prepared(times)
+            self._trace.record_preparation(times)
             if stages:
-                self._trace.ran(stages.begun_ns, good, stages.computed_ns)
+                self._trace.record_run(stages.start_ns, good, stages.computed_ns)
         if isinstance(outputs, ServingError):
             return [outputs if isinstance(outcome, slice) else outcome for outcome in rows]
         if not outputs:
@@ -241,7 +241,7 @@ class FusedBatch:
             if not self.images:
                 return {}, None
             errors, times = streams.decode(0, self.images)
-            self.prepared(errors, times)
+            self.on_prepared(errors, times)
             if all(errors):
                 return {}, None
             streams.compute(0, len(errors))

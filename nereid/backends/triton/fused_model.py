@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nereid.backends.triton.batch_pipeline import SLOTS, BatchPipeline
 from nereid.backends.triton.device_streams import (
     DeviceStreams,
     FusedBatch,
@@ -20,11 +21,10 @@ from nereid.backends.triton.device_streams import (
     open_device_streams,
     open_stream,
 )
-from nereid.backends.triton.metric_reporter import ImageSignals
+from nereid.backends.triton.metric_reporter import ImageSignalReporter
 from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
-from nereid.backends.triton.onnx_model import backend_settings, open_session
-from nereid.backends.triton.overlap import SLOTS, Overlap
-from nereid.backends.triton.post_processing import Outcome, RequestImages, open_post_processing
+from nereid.backends.triton.onnx_model import load_backend_settings, open_session
+from nereid.backends.triton.post_processing import PostProcessingOutcome, RequestImages, open_post_processing
 from nereid.backends.triton.tensors import answer, log_error, read_images, reject, send_or_log
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, ServingError, from_exception
@@ -36,43 +36,46 @@ class FusedModel:
     """One instance: encoded images to the model's outputs, one outcome per request; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig) -> None:
-        names = config.settings(FusedSettings)
+        settings = config.settings(FusedSettings)
         # The plain configs are for a CPU.
-        profile = backend_settings().profile if config.device_kind == "GPU" else ""
+        profile = load_backend_settings().profile if config.device_kind == "GPU" else ""
         preprocess, network = (
             config.sibling(*sibling, profile).with_parameters(changed)
             for sibling, changed in zip(
-                names.models, (names.preprocess_overrides, names.network_overrides), strict=False
+                settings.models, (settings.preprocess_overrides, settings.network_overrides), strict=False
             )
         )
-        self._signals = ImageSignals(config)
-        self._post = open_post_processing(config, names, network)
-        is_bound = can_bind(config, preprocess, network, self._post.wanted)
-        slots = SLOTS if names.overlap_batches else 1
+        self._signals = ImageSignalReporter(config)
+        self._post = open_post_processing(config, settings, network)
+        is_bound = can_bind(config, preprocess, network, self._post.needed_outputs)
+        slots = SLOTS if settings.overlap_batches else 1
         self._pipeline = Pipeline.from_config(
             preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink, slots
         )
         stream = open_stream(config.device_id) if is_bound else None
         self._session, self._metrics = open_session(config, network, stream=stream.ptr if stream else 0)
-        made, taken = preprocess.outputs[0], network.inputs[0]
-        if taken.type_and_dims != made.type_and_dims:
+        preprocess_output, network_input = preprocess.outputs[0], network.inputs[0]
+        if network_input.type_and_dims != preprocess_output.type_and_dims:
             raise InvalidConfig(
-                f"model '{config.name}': input of '{names.network}': expected {taken.type_and_dims}, "
-                f"got {made.type_and_dims} from '{names.preprocess}'"
+                f"model '{config.name}': input of '{settings.network}': expected "
+                f"{network_input.type_and_dims}, got {preprocess_output.type_and_dims} from "
+                f"'{settings.preprocess}'"
             )
-        if names.overlap_batches:
+        if settings.overlap_batches:
             check_overlap(config, self._session.is_on_stream)
         self._tracer = ModelTracer(
-            config, begins=True, has_one_thread=slots == 1, provider=self._session.provider
+            config, starts_traces=True, has_one_thread=slots == 1, provider=self._session.provider
         )
-        self._input = taken.name
+        self._input = network_input.name
         self._streams: DeviceStreams | None = None
-        self._overlap: Overlap | None = None
+        self._batch_pipeline: BatchPipeline | None = None
         if self._session.is_on_stream:
-            preprocessor, wanted = self._pipeline.preprocessor, self._post.wanted
-            open_them = partial(open_device_streams, preprocessor, self._session, stream, taken.name, wanted)
-            if names.overlap_batches:
-                self._overlap = Overlap(open_them, self._session.fail, log_error)
+            preprocessor, outputs = self._pipeline.preprocessor, self._post.needed_outputs
+            open_them = partial(
+                open_device_streams, preprocessor, self._session, stream, self._input, outputs
+            )
+            if settings.overlap_batches:
+                self._batch_pipeline = BatchPipeline(open_them, self._session.fail, log_error)
             else:
                 self._streams = open_them()
 
@@ -83,24 +86,24 @@ class FusedModel:
         """
         trace = self._tracer.begin(requests)
         images = [self._post.accept(read_images(request)) for request in requests]
-        if self._streams is None and self._overlap is None:
+        if self._streams is None and self._batch_pipeline is None:
             return self._respond(self._run(images, trace), trace)
-        job = FusedBatch(images, self._post, trace, self._metrics.ran)
+        job = FusedBatch(images, self._post, trace, self._metrics.record_run)
         if self._streams:
             return self._respond(job.outcomes(*self._run_bound(job, self._streams)), trace)
-        assert self._overlap
+        assert self._batch_pipeline
         senders = [request.get_response_sender() for request in requests]
         sent = DeferredBatch(job, senders, lambda outcomes: self._respond(outcomes, trace))
         if job.images:
-            self._overlap.submit(sent)
+            self._batch_pipeline.submit(sent)
         else:
             sent.answer({}, None)
         return None
 
-    def _respond(self, outcomes: Sequence[Outcome], trace: BatchTrace | None) -> list[Any]:
+    def _respond(self, outcomes: Sequence[PostProcessingOutcome], trace: BatchTrace | None) -> list[Any]:
         for outcome in outcomes:
             if isinstance(outcome, ServingError):
-                self._metrics.rejected(outcome)
+                self._metrics.record_rejection(outcome)
         if trace:
             trace.end(outcomes)
         return [answer(outcome) for outcome in outcomes]
@@ -115,32 +118,32 @@ class FusedModel:
             self._session.fail(outputs.reason)
         return outputs, stages
 
-    def _run(self, images: Sequence[RequestImages], trace: BatchTrace | None) -> list[Outcome]:
+    def _run(self, images: Sequence[RequestImages], trace: BatchTrace | None) -> list[PostProcessingOutcome]:
         batch = self._pipeline.run(images)
         if batch.device_failure:
             self._session.fail(batch.device_failure.reason)
         if trace:
-            trace.prepared(batch.times)
+            trace.record_preparation(batch.times)
         if not len(batch.tensor):
             return [outcome if isinstance(outcome, ServingError) else {} for outcome in batch.outcomes]
-        begin_ns, wanted = time.time_ns(), self._post.wanted
+        begin_ns, needed = time.time_ns(), self._post.needed_outputs
         try:
-            results = [to_host(output) for output in self._session.run({self._input: batch.tensor}, wanted)]
+            results = [to_host(output) for output in self._session.run({self._input: batch.tensor}, needed)]
         except Exception as raised:  # outside of here, it would also fail the bad requests
             error = from_exception(raised)
             if isinstance(error, DeviceFailed):
                 self._session.fail(error.reason)
             return [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
         if trace:
-            trace.ran(begin_ns, len(batch.tensor))
-        return self._post.finish(batch, images, dict(zip(wanted, results, strict=True)))
+            trace.record_run(begin_ns, len(batch.tensor))
+        return self._post.finish(batch, images, dict(zip(needed, results, strict=True)))
 
     def close(self) -> None:
         """Answer what is in the pipeline, and report the end of the instance."""
-        if self._overlap:
-            self._overlap.close()
+        if self._batch_pipeline:
+            self._batch_pipeline.close()
         self._tracer.close()
-        self._metrics.closed(self._session.provider)
+        self._metrics.record_close(self._session.provider)
         self._signals.close()
 
 
@@ -153,9 +156,12 @@ class DeferredBatch:
     """
 
     def __init__(
-        self, job: FusedBatch, senders: Sequence[Any], respond: Callable[[Sequence[Outcome]], Sequence[Any]]
+        self,
+        job: FusedBatch,
+        senders: Sequence[Any],
+        respond: Callable[[Sequence[PostProcessingOutcome]], Sequence[Any]],
     ) -> None:
-        self.images, self.prepared = job.images, job.prepared
+        self.images, self.on_prepared = job.images, job.on_prepared
         self._job, self._senders, self._respond = job, senders, respond
 
     def answer(

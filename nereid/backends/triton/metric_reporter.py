@@ -13,11 +13,11 @@ from nereid.backends.triton.metrics import IMAGE_METRICS, IMAGE_PREFIX, SESSION_
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
 from nereid.base.errors import ServingError
-from nereid.base.metrics_page import MetricSpec
+from nereid.base.prometheus_text import MetricSpec
 
-FLUSH_S = 0.5
+FLUSH_INTERVAL_S = 0.5
 # A flush sends up to 20 counters for each signal, so it is rare: at most 2 ms of CPU in this time.
-SIGNALS_FLUSH_S = 5.0
+SIGNALS_FLUSH_INTERVAL_S = 5.0
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -34,11 +34,11 @@ class MetricReporter:
     """
 
     def __init__(
-        self, prefix: str, kinds: Mapping[str, MetricSpec], flush_s: float = FLUSH_S, **labels: str
+        self, prefix: str, kinds: Mapping[str, MetricSpec], flush_s: float = FLUSH_INTERVAL_S, **labels: str
     ) -> None:
         self._prefix, self._labels, self._flush_s = prefix, labels, flush_s
         self._kinds = {**kinds, **_counters_of_tallies(kinds)}
-        self._tallies: dict[_Key, list[float]] = {}
+        self._histograms: dict[_Key, list[float]] = {}
         self._families: dict[str, Any] = {}
         self._series: dict[_Key, Any] = {}
         self._lock = threading.Lock()
@@ -60,18 +60,18 @@ class MetricReporter:
             kind = self._kinds[name]
             if kind.kind == "HISTOGRAM":
                 self._observed.append((key, value))
-            elif kind.kind == "TALLY":
+            elif kind.kind == "COUNTER_HISTOGRAM":
                 self._tally(key, kind, value)
             else:
                 self._sums[key] = self._sums.get(key, 0.0) + value
         self._wake()
 
-    def rejected(self, error: ServingError) -> None:
+    def record_rejection(self, error: ServingError) -> None:
         """Count a request that was rejected."""
         self.add("rejected_total", reason=error.code.lower())
 
     def add_all(self, values: Mapping[str, float], /) -> None:
-        """Observe values by the names of their tallies; cheaper than one call of `add` for each."""
+        """Observe values by the names of their histograms; cheaper than one call of `add` for each."""
         if not self._flusher.is_alive():
             return
         with self._lock:
@@ -80,10 +80,10 @@ class MetricReporter:
         self._wake()
 
     def _tally(self, key: _Key, kind: MetricSpec, value: float) -> None:
-        if (tally := self._tallies.get(key)) is None:
-            tally = self._tallies[key] = [0.0] * (len(kind.buckets) + 2)
-        tally[bisect_left(kind.buckets, value)] += 1
-        tally[-1] += value
+        if (histogram := self._histograms.get(key)) is None:
+            histogram = self._histograms[key] = [0.0] * (len(kind.buckets) + 2)
+        histogram[bisect_left(kind.buckets, value)] += 1
+        histogram[-1] += value
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Set the value of a gauge."""
@@ -118,9 +118,9 @@ class MetricReporter:
                 observed, self._observed = self._observed, []
                 values, self._values = self._values, {}
                 only, self._only = self._only, {}
-                tallies, self._tallies = self._tallies, {}
-            for key, tally in tallies.items():
-                self._increment_all(key, tally)
+                histograms, self._histograms = self._histograms, {}
+            for key, histogram in histograms.items():
+                self._increment_all(key, histogram)
             for key, value in sums.items():
                 self._metric(key).increment(value)
             for key, value in values.items():
@@ -134,10 +134,10 @@ class MetricReporter:
         for name in self._alone:
             self._forget(name)
 
-    def _increment_all(self, key: _Key, tally: Sequence[float]) -> None:
-        """Send the counters of a tally; all exist from the first report on, so that none appears later."""
+    def _increment_all(self, key: _Key, histogram: Sequence[float]) -> None:
+        """Send the counters of a histogram; all exist from the first report, so that none appears later."""
         name, labels = key
-        for part, bound, value in _parts(self._kinds[name].buckets, tally):
+        for part, bound, value in _parts(self._kinds[name].buckets, histogram):
             metric = self._metric((f"{name}_{part}", (*labels, *((("le", bound),) if bound else ()))))
             if value:
                 metric.increment(value)
@@ -164,15 +164,15 @@ class MetricReporter:
 
 def _counters_of_tallies(kinds: Mapping[str, MetricSpec]) -> dict[str, MetricSpec]:
     return {
-        f"{name}_{part}": MetricSpec("COUNTER", about.description)
-        for name, about in kinds.items()
-        if about.kind == "TALLY"
+        f"{name}_{part}": MetricSpec("COUNTER", spec.description)
+        for name, spec in kinds.items()
+        if spec.kind == "COUNTER_HISTOGRAM"
         for part in ("bucket", "count", "sum")
     }
 
 
-def _parts(bounds: Sequence[float], tally: Sequence[float]) -> Iterator[tuple[str, str, float]]:
-    *counts, total = tally
+def _parts(bounds: Sequence[float], histogram: Sequence[float]) -> Iterator[tuple[str, str, float]]:
+    *counts, total = histogram
     names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     for bound, value in zip(names, accumulate(counts), strict=True):
         yield "bucket", bound, value
@@ -186,46 +186,46 @@ class SessionMetrics(MetricReporter):
     def __init__(self, model: str, version: int) -> None:
         super().__init__(SESSION_PREFIX, SESSION_METRICS, model=model, version=str(version))
 
-    def opened(self, provider: str, seconds: float) -> None:
+    def record_open(self, provider: str, seconds: float) -> None:
         """Count an instance, and the seconds that opening its session took."""
         self.add("session_start_seconds_total", seconds)
         self.add("sessions_total")
         self.add("instances", provider=provider)
 
-    def closed(self, provider: str) -> None:
+    def record_close(self, provider: str) -> None:
         """Count an instance that ends, and stop reporting."""
         self.add("instances", -1, provider=provider)
         self.close()
 
-    def ran(self, seconds: float, rows: int) -> None:
+    def record_run(self, seconds: float, rows: int) -> None:
         """Observe the seconds and rows of one run."""
         self.add("run_seconds", seconds)
         self.add("batch_size", rows)
 
-    def halved(self) -> None:
+    def record_halved_batch(self) -> None:
         """Count a batch that did not fit into memory and is run in halves."""
         self.add("fallbacks_total", **{"from": "batch", "to": "halves", "reason": "out_of_memory"})
 
-    def warmed(self, seconds: float) -> None:
+    def record_warmup(self, seconds: float) -> None:
         """Count a run at load, and its seconds."""
         self.add("warm_up_runs_total")
         self.add("warm_up_seconds_total", seconds)
 
-    def device_failed(self) -> None:
+    def record_device_failure(self) -> None:
         """Count a failure of the device, after which the instance is replaced."""
         self.add("device_failures_total")
 
-    def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
+    def record_host_inputs(self, requests: Sequence[Mapping[str, Any]]) -> None:
         """Count the inputs in host memory for an instance on a GPU."""
         inputs = sum(isinstance(array, np.ndarray) for request in requests for array in request.values())
         if inputs:
             self.add("host_inputs_total", inputs)
 
 
-class ImageSignals(MetricReporter):
+class ImageSignalReporter(MetricReporter):
     """Signals of the images of a preprocessing or fused model; `sink` receives one image's, if any."""
 
     def __init__(self, config: ModelConfig) -> None:
         labels = {"model": config.name, "version": str(config.version)}
-        super().__init__(IMAGE_PREFIX, IMAGE_METRICS, SIGNALS_FLUSH_S, **labels)
+        super().__init__(IMAGE_PREFIX, IMAGE_METRICS, SIGNALS_FLUSH_INTERVAL_S, **labels)
         self.sink = self.add_all if measures_signals() else None

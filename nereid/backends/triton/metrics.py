@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nereid.base.metrics_page import MetricSpec, counter, gauge, histogram, tally
+from nereid.base.prometheus_text import MetricSpec, counter, counter_histogram, gauge, histogram
 
 DURATIONS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
 
@@ -72,17 +72,17 @@ ROUTE_METRICS: Mapping[str, MetricSpec] = {
 
 # Signals of the quality of a model, for the comparison with a reference (docs/drift.md).
 ROUTE_QUALITY_METRICS: Mapping[str, MetricSpec] = {
-    "confidence": tally(
+    "confidence": counter_histogram(
         "Probability of the best class or object, or the mean of the lines of text, 0 to 1",
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999),
         "variant version",
     ),
-    "entropy": tally(
+    "entropy": counter_histogram(
         "Entropy of the probabilities, 0 (one class) to 1 (all classes alike)",
         (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
         "variant version",
     ),
-    "found": tally(
+    "found": counter_histogram(
         "Lines of text or objects found on an image",
         (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 100, 200),
         "variant version",
@@ -95,26 +95,26 @@ ROUTE_QUALITY_METRICS: Mapping[str, MetricSpec] = {
 IMAGE_PREFIX = "nereid_image_"
 IMAGE_LABELS = ("model", "version")
 IMAGE_METRICS: Mapping[str, MetricSpec] = {
-    "brightness": tally(
+    "brightness": counter_histogram(
         "Mean luma of the network's input, 0 to 1", tuple(step / 20 for step in range(1, 20))
     ),
-    "contrast": tally(
+    "contrast": counter_histogram(
         "Standard deviation of the luma of the network's input",
         (0.02, 0.05, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3, 0.33, 0.36, 0.4),
     ),
-    "sharpness": tally(
+    "sharpness": counter_histogram(
         "Mean difference of the luma of neighbouring pixels of the network's input",
         (0.002, 0.004, 0.006, 0.008, 0.011, 0.015, 0.02, 0.026, 0.033, 0.042, 0.054, 0.07, 0.09, 0.12, 0.16),
     ),
-    "warmth": tally(
+    "warmth": counter_histogram(
         "Mean red of the network's input, divided by the sum of mean red and mean blue",
         (0.3, 0.35, 0.4, 0.43, 0.46, 0.48, 0.49, 0.5, 0.51, 0.52, 0.54, 0.56, 0.58, 0.6, 0.63, 0.67, 0.75),
     ),
-    "aspect": tally(
+    "aspect": counter_histogram(
         "Width of an image divided by its height",
         (0.4, 0.5, 0.6, 0.7, 0.8, 0.95, 1.05, 1.2, 1.3, 1.4, 1.6, 1.9, 2.5),
     ),
-    "megapixels": tally(
+    "megapixels": counter_histogram(
         "Pixels of an image, in millions",
         (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 16, 24, 50),
     ),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.config.server_flags import backend_settings, server_command_line
+from nereid.base.config.server_flags import backend_config_values, server_command_line
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
@@ -34,28 +34,28 @@ class Times(Protocol):
 
 def open_tracer() -> Tracer | None:
     """Return the tracer of this server; None if tracing is off."""
-    return Tracer.from_flags(backend_settings(server_command_line(), FLAGS))
+    return Tracer.from_flags(backend_config_values(server_command_line(), FLAGS))
 
 
 class ModelTracer:
     """Traces the batches of one instance.
 
     Args:
-        begins: whether a request without a trace starts one; otherwise it is not traced.
+        starts_traces: whether a request without a trace starts one; otherwise it is not traced.
         has_one_thread: whether the same thread begins and ends a batch, so that its waits can be measured.
-        about: attributes of all spans.
+        attributes: attributes of all spans.
     """
 
     def __init__(
-        self, config: ModelConfig, begins: bool = False, has_one_thread: bool = True, **about: Any
+        self, config: ModelConfig, starts_traces: bool = False, has_one_thread: bool = True, **attributes: Any
     ) -> None:
-        self._tracer, self._begins = open_tracer(), begins
+        self._tracer, self._starts_traces = open_tracer(), starts_traces
         self._name = config.name
-        self._about = {
+        self._attributes = {
             "model": config.name,
             "model_version": config.version,
             "device": config.device_kind,
-            **about,
+            **attributes,
         }
         self._waits = _CoreWaits() if has_one_thread else None
 
@@ -69,10 +69,10 @@ class ModelTracer:
         """Begin the spans of a batch; None if no request is traced."""
         if self._tracer is None:
             return None
-        traced = [_Traced.of(request, self._tracer, self._begins) for request in requests]
+        traced = [_Traced.of(request, self._tracer, self._starts_traces) for request in requests]
         if not any(traced):
             return None
-        return BatchTrace(self._tracer, self._name, self._about, traced, self._waits)
+        return BatchTrace(self._tracer, self._name, self._attributes, traced, self._waits)
 
 
 class BatchTrace:
@@ -82,11 +82,11 @@ class BatchTrace:
         self,
         tracer: Tracer,
         name: str,
-        about: dict[str, Any],
+        attributes: dict[str, Any],
         traced: "Sequence[_Traced | None]",
         waits: "_CoreWaits | None",
     ) -> None:
-        self._tracer, self._name, self._about = tracer, name, about
+        self._tracer, self._name, self._attributes = tracer, name, attributes
         self._traced, self._waits = traced, waits
         self._waited_ns, self._begin_ns = waits.read_ns() if waits else 0, time.time_ns()
         self._images: Sequence[Sequence[Times]] = [()] * len(traced)
@@ -99,12 +99,12 @@ class BatchTrace:
         return [str(traced.context) if traced else "" for traced in self._traced]
 
     @never_raises
-    def prepared(self, images: Sequence[Sequence[Times]]) -> None:
+    def record_preparation(self, images: Sequence[Sequence[Times]]) -> None:
         """Store the times of each request's images."""
         self._images = images
 
     @never_raises
-    def ran(self, begin_ns: int, rows: int, end_ns: int = 0) -> None:
+    def record_run(self, begin_ns: int, rows: int, end_ns: int = 0) -> None:
         """Store a run of the network, which ends now or at `end_ns`."""
         self._network.append(child_span("network", begin_ns, end_ns or time.time_ns()))
         self._rows = rows
@@ -117,9 +117,9 @@ class BatchTrace:
             outcomes: one per request; errors are `ServingError`.
         """
         end_ns = time.time_ns()
-        about = {**self._about, "batch_size": self._rows or len(self._traced)}
+        attributes = {**self._attributes, "batch_size": self._rows or len(self._traced)}
         if self._waits:
-            about["core_wait_ms"] = round((self._waits.read_ns() - self._waited_ns) / 1e6, 3)
+            attributes["core_wait_ms"] = round((self._waits.read_ns() - self._waited_ns) / 1e6, 3)
         for traced, images, outcome in zip(self._traced, self._images, outcomes, strict=True):
             if traced is None:
                 continue
@@ -132,7 +132,7 @@ class BatchTrace:
                     **ended,
                     "kind": "model",
                     "id": traced.request_id,
-                    "about": {**about, "queue_ms": queue_ms},
+                    "about": {**attributes, "queue_ms": queue_ms},
                     "inner": [*(stage for times in images for stage in times.spans()), *self._network],
                     **keep_field(is_slow or is_fault(error), error is not None),
                     "sampled": traced.context.is_sampled,
@@ -150,13 +150,13 @@ class _Traced(NamedTuple):
     sent_ns: int
 
     @classmethod
-    def of(cls, request: Any, tracer: Tracer, begins: bool) -> "_Traced | None":
+    def of(cls, request: Any, tracer: Tracer, starts_traces: bool) -> "_Traced | None":
         try:
             text = request.parameters() or "{}"
             parameters = {name.lower(): value for name, value in json.loads(text).items()}
         except ValueError:  # headers that are not UTF-8: the request is rejected later
             return None
-        if PROBE_HEADER in parameters or not (begins or TRACE_PARAMETER in parameters):
+        if PROBE_HEADER in parameters or not (starts_traces or TRACE_PARAMETER in parameters):
             return None
         caller = parse(str(parameters.get(TRACE_PARAMETER, "")))
         context, parent = continue_or_start_trace(caller, tracer.sampling.share)

@@ -27,7 +27,7 @@ from nereid.base.config.server_flags import server_command_line
 from nereid.base.errors import Cancelled, ServingError, from_message
 from nereid.base.tracing.context import trace_parameters
 from nereid.vision.inference.network_file import complete_config
-from nereid.vision.inference.session import Outcome, Session, SessionEvents
+from nereid.vision.inference.session import RunOutcome, Session, SessionEvents
 from nereid.vision.inference.session_options import BackendSettings
 
 # Triton 24.10 does not drop a cancelled request that waits for its instance. The check is a round trip to the
@@ -36,7 +36,7 @@ MIN_RUN_FOR_CHECK_S = 0.01
 CLIENT_GONE = Cancelled("the client disconnected before the request ran")
 
 
-def backend_settings() -> BackendSettings:
+def load_backend_settings() -> BackendSettings:
     """Read the flags for ONNX Runtime from the server's command line."""
     return BackendSettings.from_command_line(server_command_line())
 
@@ -56,8 +56,10 @@ def open_session(
     metrics = metrics or SessionMetrics(config.name, config.version)
     start = time.perf_counter()
     instances = None if network is config else config.cpu_instances
-    session = Session.from_config(network, backend_settings(), instances, _events(config, metrics), stream)
-    metrics.opened(session.provider, time.perf_counter() - start)
+    session = Session.from_config(
+        network, load_backend_settings(), instances, _events(config, metrics), stream
+    )
+    metrics.record_open(session.provider, time.perf_counter() - start)
     if config.is_first_instance:
         log_info(f"'{config.name}' version {config.version}: {session}")
     return session, metrics
@@ -65,16 +67,18 @@ def open_session(
 
 def _events(config: ModelConfig, metrics: SessionMetrics) -> SessionEvents:
     def report_device(reason: str) -> None:
-        metrics.device_failed()
+        metrics.record_device_failure()
         report_failed_device(config, reason)
 
-    return SessionEvents(metrics.ran, metrics.halved, metrics.warmed, report_device)
+    return SessionEvents(
+        metrics.record_run, metrics.record_halved_batch, metrics.record_warmup, report_device
+    )
 
 
 def auto_complete(model_config: Any) -> Any:
     """Fill in the fields of Triton's `model_config` that come from the ONNX file."""
     document = model_config.as_dict()
-    complete_config(document, version_folder(document), backend_settings(), log_info, log_warn)
+    complete_config(document, version_folder(document), load_backend_settings(), log_info, log_warn)
     return model_config
 
 
@@ -94,7 +98,7 @@ class OnnxModel:
         results = iter(self._run([*compress(requests, is_wanted)]))
         outcomes = [next(results) if flag else CLIENT_GONE for flag in is_wanted]
         if trace:
-            trace.ran(begin_ns, sum(is_wanted))
+            trace.record_run(begin_ns, sum(is_wanted))
         responses = [self._respond(outcome) for outcome in outcomes]
         if trace:
             trace.end(outcomes)
@@ -105,19 +109,19 @@ class OnnxModel:
     def close(self) -> None:
         """Report the end of the instance."""
         self._tracer.close()
-        self._metrics.closed(self._session.provider)
+        self._metrics.record_close(self._session.provider)
 
-    def _run(self, requests: Sequence[Any]) -> list[Outcome]:
+    def _run(self, requests: Sequence[Any]) -> list[RunOutcome]:
         arrays = [read_tensors(request, self._session.is_on_gpu) for request in requests]
         if self._session.is_on_gpu:
-            self._metrics.fetched_from_host(arrays)
+            self._metrics.record_host_inputs(arrays)
         # Triton passes the names as a set, and clients may read outputs by position.
-        wanted = [sorted(request.requested_output_names()) for request in requests]
-        return self._session.run_requests(arrays, wanted)
+        requested_names = [sorted(request.requested_output_names()) for request in requests]
+        return self._session.run_requests(arrays, requested_names)
 
-    def _respond(self, outcome: Outcome) -> Any:
+    def _respond(self, outcome: RunOutcome) -> Any:
         if isinstance(outcome, ServingError):
-            self._metrics.rejected(outcome)
+            self._metrics.record_rejection(outcome)
             return reject(outcome)
         return respond(**outcome)
 
@@ -137,7 +141,7 @@ class LocalNetwork:
 
     def close(self) -> None:
         """Report the end of the instance."""
-        self._metrics.closed(self._session.provider)
+        self._metrics.record_close(self._session.provider)
 
 
 class ServedNetwork:

@@ -13,14 +13,14 @@ from nereid.vision.imaging.pipeline import Batch
 
 RequestImages: TypeAlias = Sequence[bytes] | ServingError
 # The tensors of a response, or the error of its request.
-Outcome: TypeAlias = dict[str, Any] | ServingError
+PostProcessingOutcome: TypeAlias = dict[str, Any] | ServingError
 
 
 class Postprocessor(Protocol):
     """Post-processing of a task, built from the config of a model of its backend."""
 
     @property
-    def wanted(self) -> Sequence[str]:
+    def needed_outputs(self) -> Sequence[str]:
         """Names of the network outputs that it needs."""
 
     def tensors(self, encoded: bytes, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -34,14 +34,14 @@ class Postprocessor(Protocol):
 class PostProcessing(Protocol):
     """Turns a network's outputs into the model's."""
 
-    wanted: Sequence[str]
+    needed_outputs: Sequence[str]
 
     def accept(self, images: RequestImages) -> RequestImages:
         """Return the images of a request, or the error of a request that the model does not answer."""
 
     def finish(
         self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
-    ) -> list[Outcome]:
+    ) -> list[PostProcessingOutcome]:
         """Return the outcome of each request.
 
         Args:
@@ -60,7 +60,7 @@ class PassThrough:
                 f"model '{config.name}': expected one output like '{scores.name}' of its network, "
                 f"{scores.type_and_dims}, got {_listed(config)}"
             )
-        self.wanted: Sequence[str] = (scores.name,)
+        self.needed_outputs: Sequence[str] = (scores.name,)
         self._name = config.outputs[0].name
 
     def accept(self, images: RequestImages) -> RequestImages:
@@ -69,9 +69,9 @@ class PassThrough:
 
     def finish(
         self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
-    ) -> list[Outcome]:
+    ) -> list[PostProcessingOutcome]:
         """Return each request's rows."""
-        scores = outputs[self.wanted[0]]
+        scores = outputs[self.needed_outputs[0]]
         return [
             rows if isinstance(rows, ServingError) else {self._name: scores[rows]} for rows in batch.outcomes
         ]
@@ -97,7 +97,7 @@ class PostprocessPerImage:
                     f"model '{config.name}': '{after.name}' needs '{tensor.name}' {tensor.type_and_dims}, "
                     f"network '{network.name}' returns {_listed(network)}"
                 )
-        self._step, self.wanted = step, step.wanted
+        self._step, self.needed_outputs = step, step.needed_outputs
 
     def accept(self, images: RequestImages) -> RequestImages:
         """Accept one image, because the number of results differs between images."""
@@ -105,17 +105,19 @@ class PostprocessPerImage:
 
     def finish(
         self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
-    ) -> list[Outcome]:
+    ) -> list[PostProcessingOutcome]:
         """Return the results for each request's image."""
         return [
             rows
             if isinstance(rows, ServingError)
-            else postprocess(self._step, given, {name: array[rows] for name, array in outputs.items()})
-            for given, rows in zip(images, batch.outcomes, strict=True)
+            else postprocess(self._step, accepted, {name: array[rows] for name, array in outputs.items()})
+            for accepted, rows in zip(images, batch.outcomes, strict=True)
         ]
 
 
-def postprocess(step: Postprocessor, images: RequestImages, arrays: Mapping[str, np.ndarray]) -> Outcome:
+def postprocess(
+    step: Postprocessor, images: RequestImages, arrays: Mapping[str, np.ndarray]
+) -> PostProcessingOutcome:
     """Return the outcome of a request with one image; a bad one must not fail the others."""
     if isinstance(images, ServingError):
         return images
@@ -137,15 +139,17 @@ def open_postprocessor(config: ModelConfig) -> Postprocessor | None:
     return open_step(config) if open_step else None
 
 
-def open_post_processing(config: ModelConfig, names: FusedSettings, network: ModelConfig) -> PostProcessing:
+def open_post_processing(
+    config: ModelConfig, settings: FusedSettings, network: ModelConfig
+) -> PostProcessing:
     """Return what follows the network of a `fused` model.
 
     Raises:
         InvalidConfig: the sibling is missing or of another backend, or the tensors do not fit.
     """
-    if not names.after:
+    if not settings.after:
         return PassThrough(config, network)
-    after = config.sibling(names.after, names.after_version)
+    after = config.sibling(settings.after, settings.after_version)
     if step := open_postprocessor(after):
         return PostprocessPerImage(config, network, after, step)
     backends = " or ".join(
@@ -153,7 +157,7 @@ def open_post_processing(config: ModelConfig, names: FusedSettings, network: Mod
     )
     raise InvalidConfig(
         f"model '{config.name}', after: expected a model of backend {backends}, "
-        f"got '{names.after}' of backend '{after.document.get('backend', '')}'"
+        f"got '{settings.after}' of backend '{after.document.get('backend', '')}'"
     )
 
 

@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from nereid.backends.triton.model_trace import ModelTracer
-from nereid.backends.triton.post_processing import Outcome, only_one, open_postprocessor, postprocess
+from nereid.backends.triton.post_processing import (
+    PostProcessingOutcome,
+    only_one,
+    open_postprocessor,
+    postprocess,
+)
 from nereid.backends.triton.tensors import answer, read_images, read_tensors
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE
@@ -32,7 +37,7 @@ class PostprocessModel:
         """Report the end of the instance."""
         self._tracer.close()
 
-    def _run(self, request: Any) -> Outcome:
+    def _run(self, request: Any) -> PostProcessingOutcome:
         images = only_one(read_images(request))
         try:
             arrays = {} if isinstance(images, ServingError) else read_tensors(request)

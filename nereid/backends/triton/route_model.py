@@ -19,7 +19,7 @@ from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.backends.routing.route_file import RouteWatch
 from nereid.backends.routing.router import Router
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.metric_reporter import SIGNALS_FLUSH_S, MetricReporter
+from nereid.backends.triton.metric_reporter import SIGNALS_FLUSH_INTERVAL_S, MetricReporter
 from nereid.backends.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
 from nereid.backends.triton.model_trace import open_tracer
 from nereid.backends.triton.tensors import log_info, log_warn, read_parameters, reject, send
@@ -27,12 +27,12 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
 from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
 from nereid.base.errors import InvalidRequest, ServingError, from_message
-from nereid.tasks import outputs_of
+from nereid.tasks import make_task_outputs
 from nereid.tasks.task_outputs import TaskOutputs
-from nereid.vision.imaging.formats.size import LARGE_WORK, work
+from nereid.vision.imaging.formats.image_header import LARGE_COST, estimate_cost
 
 # Seconds between two reads of the route file.
-POLL_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
 class RouteModel:
@@ -46,7 +46,7 @@ class RouteModel:
         self._config = config
         self._tracer = open_tracer()
         self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
-        task = outputs_of(self._outputs, _class_names(config))
+        task = make_task_outputs(self._outputs, _class_names(config))
         self._watch = RouteWatch(config, lambda model, version: pb_utils.is_model_ready(model, str(version)))
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
@@ -99,7 +99,7 @@ class RouteModel:
     def _run_housekeeping(self) -> None:
         polled_s = 0.0
         while True:
-            self._is_awake.wait(self._router.sleep_s(POLL_S))
+            self._is_awake.wait(self._router.sleep_s(POLL_INTERVAL_S))
             self._is_awake.clear()
             if self._is_closing.is_set():
                 return
@@ -108,7 +108,7 @@ class RouteModel:
                 self._router.free_abandoned()
             except Exception as error:
                 self._warn(f"a late or cancelled request could not be ended: {error!r}")
-            if time.monotonic() - polled_s >= POLL_S:
+            if time.monotonic() - polled_s >= POLL_INTERVAL_S:
                 polled_s = time.monotonic()
                 self._router.revive()
                 self._poll()
@@ -151,7 +151,11 @@ class _RouteSignals:
         self, config: ModelConfig, task: TaskOutputs, instance: str, warn: Callable[[str], None]
     ) -> None:
         self._metrics = MetricReporter(
-            ROUTE_PREFIX, ROUTE_QUALITY_METRICS, SIGNALS_FLUSH_S, route=config.name, model_instance=instance
+            ROUTE_PREFIX,
+            ROUTE_QUALITY_METRICS,
+            SIGNALS_FLUSH_INTERVAL_S,
+            route=config.name,
+            model_instance=instance,
         )
         self._quality = RouteQuality(self._metrics, task)
         self._watch, self._warn = ReferenceWatch(path_of(config.folder.parent, config.name)), warn
@@ -206,7 +210,9 @@ class _TritonRequest:
 
     def is_large(self) -> bool:
         images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
-        return images is not None and any(work(image) >= LARGE_WORK for image in images.as_numpy().ravel())
+        return images is not None and any(
+            estimate_cost(image) >= LARGE_COST for image in images.as_numpy().ravel()
+        )
 
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
@@ -233,23 +239,23 @@ class _TritonRequest:
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
 
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
-        given = response.output_tensors()
-        rows = given[0].shape()[0] if self._config.max_batch_size else 0
-        self._respond(given, rows, (variant, version, reason))
+        tensors = response.output_tensors()
+        rows = tensors[0].shape()[0] if self._config.max_batch_size else 0
+        self._respond(tensors, rows, (variant, version, reason))
 
     def answer(self, rows: Mapping[str, np.ndarray]) -> None:
         count = self._request.inputs()[0].shape()[0] if self._config.max_batch_size else 0
         arrays = {name: np.repeat(row[None], count, axis=0) if count else row for name, row in rows.items()}
-        given = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
-        self._respond(given, count, (ANSWER, "", ANSWER))
+        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+        self._respond(tensors, count, (ANSWER, "", ANSWER))
 
-    def _respond(self, given: Sequence[Any], rows: int, words: Sequence[str]) -> None:
-        wanted = self._request.requested_output_names()
+    def _respond(self, tensors: Sequence[Any], rows: int, strings: Sequence[str]) -> None:
+        requested = self._request.requested_output_names()
         shape = (rows, 1) if rows else (1,)
-        outputs = zip(ROUTE_OUTPUTS, words, strict=True)
-        tensors = [tensor for tensor in given if tensor.name() in wanted]
-        tensors += [_repeated(name, word, shape) for name, word in outputs if name in wanted]
-        self._send(pb_utils.InferenceResponse(tensors))
+        outputs = zip(ROUTE_OUTPUTS, strings, strict=True)
+        returned = [tensor for tensor in tensors if tensor.name() in requested]
+        returned += [_repeated(name, text, shape) for name, text in outputs if name in requested]
+        self._send(pb_utils.InferenceResponse(returned))
 
     def reject(self, error: ServingError) -> None:
         self._send(reject(error))
@@ -259,8 +265,8 @@ class _TritonRequest:
 
 
 @lru_cache(256)
-def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
-    return pb_utils.Tensor(name, np.full(shape, word.encode(), object))
+def _repeated(name: str, text: str, shape: tuple[int, ...]) -> Any:
+    return pb_utils.Tensor(name, np.full(shape, text.encode(), object))
 
 
 def _class_names(config: ModelConfig) -> Sequence[str]:

@@ -22,7 +22,7 @@ class Process:
     """Identity of a process: its pid, and its start time in clock ticks since boot."""
 
     pid: int
-    started: int
+    start_ticks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
     model = model_of(instance)
     latest = (time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * TICKS_PER_S
     stubs = [stub for stub in find(os.getppid(), repository, proc) if stub.model == model]
-    processes = [stub.process for stub in stubs if stub.process.started <= latest]
+    processes = [stub.process for stub in stubs if stub.process.start_ticks <= latest]
     return any(letter not in (ZOMBIE, STOPPED) for letter in states(processes, proc).values())
 
 
@@ -122,7 +122,7 @@ def uptime_s(pid: int) -> float | None:
     status = read_stat(PROC / str(pid))
     if status is None:
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - status.process.started / TICKS_PER_S
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - status.process.start_ticks / TICKS_PER_S
 
 
 def close_connections() -> None:
@@ -144,6 +144,6 @@ def close_connections() -> None:
 
 def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:
     with contextlib.suppress(OSError, ValueError, IndexError):
-        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        model, version, *_ = Path(words[MODEL_PATH]).relative_to(repository).parts
-        yield Stub(process, model, int(version), words[INSTANCE])
+        argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        model, version, *_ = Path(argv[MODEL_PATH]).relative_to(repository).parts
+        yield Stub(process, model, int(version), argv[INSTANCE])

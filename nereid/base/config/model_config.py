@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.config.parameters import Settings, parse_parameters
-from nereid.base.config.server_flags import FITTED_INSTANCES, backend_settings, server_command_line
+from nereid.base.config.server_flags import FITTED_INSTANCES, backend_config_values, server_command_line
 from nereid.base.errors import InvalidConfig
 
 # A model's folder of per-profile configs.
@@ -92,7 +92,7 @@ class ModelConfig:
         config = replace(
             config, is_first_instance=args["model_instance_name"] == f"{groups[0].get('name')}_0"
         )
-        fitted = backend_settings(server_command_line(), FITTED_INSTANCES).get(config.name)
+        fitted = backend_config_values(server_command_line(), FITTED_INSTANCES).get(config.name)
         if fitted and kind == "CPU":  # more instances will follow
             config = config.with_instances(max(config.cpu_instances, int(fitted)))
         if kind == "GPU" and not may_use_gpu:
@@ -257,18 +257,18 @@ class FusedSettings:
     @property
     def models(self) -> list[tuple[str, int]]:
         """Return the sibling models and their versions."""
-        last = [(self.after, self.after_version)] if self.after else []
-        return [(self.preprocess, self.preprocess_version), (self.network, self.network_version), *last]
+        after = [(self.after, self.after_version)] if self.after else []
+        return [(self.preprocess, self.preprocess_version), (self.network, self.network_version), *after]
 
     @property
     def preprocess_overrides(self) -> dict[str, str]:
         """Return the parameters that override the preprocessing model's own."""
-        return _given({"decode_threads": self.decode_threads})
+        return _nonzero({"decode_threads": self.decode_threads})
 
     @property
     def network_overrides(self) -> dict[str, str]:
         """Return the parameters that override the network's own."""
-        return _given(
+        return _nonzero(
             {
                 "intra_op_thread_count": self.intra_op_thread_count,
                 "nereid.run_batch_size": self.run_batch_size,
@@ -276,7 +276,7 @@ class FusedSettings:
         )
 
 
-def _given(numbers: Mapping[str, int]) -> dict[str, str]:
+def _nonzero(numbers: Mapping[str, int]) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items() if number}
 
 

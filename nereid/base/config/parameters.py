@@ -69,8 +69,8 @@ def parse_parameters(
     required = [name for name, (_, is_required) in known.items() if is_required]
     if missing := [name for name in required if name not in parameters]:
         raise ValueError(f"parameter '{missing[0]}' is required")
-    given = {name: _value(name, parameters[name], known[name][0]) for name in known if name in parameters}
-    return typing.cast(Settings, _build(schema, {**given, **fixed}))
+    values = {name: _value(name, parameters[name], known[name][0]) for name in known if name in parameters}
+    return typing.cast(Settings, _build(schema, {**values, **fixed}))
 
 
 INTEGRAL = "integral number"

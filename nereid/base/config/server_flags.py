@@ -11,37 +11,37 @@ from pathlib import Path
 # The "backend" name in flags with the instance count that `nereid serve` sets for a model after startup.
 FITTED_INSTANCES = "nereid-instances"
 # The "backend" name in the flag with which `nereid serve` turns off image and response signals.
-SIGNALS = "nereid-signals"
+SIGNAL_FLAGS = "nereid-signals"
 
 
 def server_command_line() -> list[str]:
-    """Return the parent process's command line, split into words."""
+    """Return the parent process's command line, split into arguments."""
     raw = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     return raw.decode(errors="surrogateescape").rstrip("\0").split("\0")
 
 
 def measures_signals() -> bool:
     """Return whether this server measures image and response signals."""
-    return backend_settings(server_command_line(), SIGNALS).get("measured") != "no"
+    return backend_config_values(server_command_line(), SIGNAL_FLAGS).get("measured") != "no"
 
 
-def flag_values(words: Sequence[str], flag: str) -> list[str]:
-    """Return the values of every `FLAG=VALUE` and `FLAG VALUE` among `words`, in order."""
+def flag_values(argv: Sequence[str], flag: str) -> list[str]:
+    """Return the values of every `FLAG=VALUE` and `FLAG VALUE` among `argv`, in order."""
     values = []
-    for word, following in pairwise([*words, ""]):
-        name, joined, value = word.partition("=")
+    for argument, following in pairwise([*argv, ""]):
+        name, joined, value = argument.partition("=")
         if name == flag and (joined or following):
             values.append(value if joined else following)
     return values
 
 
-def backend_settings(words: Sequence[str], backend: str) -> dict[str, str]:
+def backend_config_values(argv: Sequence[str], backend: str) -> dict[str, str]:
     """Return the settings from `--backend-config=BACKEND,SETTING=VALUE`; the last value of a setting wins.
 
     A setting without a backend, `--backend-config=SETTING=VALUE`, is the default for all backends.
     """
     settings: dict[str, dict[str, str]] = {"": {}, backend: {}}
-    for text in flag_values(words, "--backend-config"):
+    for text in flag_values(argv, "--backend-config"):
         name, value = text.partition("=")[::2]
         owner, _, setting = name.rpartition(",")
         if owner in settings:

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from nereid.base.metrics_page import counter
+from nereid.base.prometheus_text import counter
 from nereid.base.tracing.records import SERVER, Record
 
-# A trace's root record comes last; each process sends its records within `records.FLUSH_S`.
+# A trace's root record comes last; each process sends its records within `records.FLUSH_INTERVAL_S`.
 HOLD_S = 2.0
 # A trace without a root may belong to a slow request, or the root was lost.
 HOLD_WITHOUT_ROOT_S = 60.0
@@ -193,8 +193,8 @@ class Collector:
                 yield
             finally:
                 self._is_closing = True
-                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
-                    own.sendto(b"", str(self._path))
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(b"", str(self._path))
                 thread.join()
                 self._path.unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ from nereid.base.tracing.records import Record
 
 PATH = "/v1/traces"
 EXPORT_EVERY_MS = 1000
-CLOSE_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 KINDS = {
     "gateway": SpanKind.SERVER,
     "route": SpanKind.SERVER,
@@ -39,10 +39,10 @@ class Exporter:
             OTLPSpanExporter(endpoint.rstrip("/") + PATH), schedule_delay_millis=EXPORT_EVERY_MS
         )
         # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
-        given = OTELResourceDetector().detect()
-        first = given.attributes.get("service.name", "nereid")
+        resource = OTELResourceDetector().detect()
+        first = resource.attributes.get("service.name", "nereid")
         self._resources = {
-            name: given.merge(Resource({"service.name": f"{first}-{name}"}))
+            name: resource.merge(Resource({"service.name": f"{first}-{name}"}))
             for name in ("gateway", "route", "model")
         }
 
@@ -56,7 +56,7 @@ class Exporter:
         """Send the queued spans, without waiting long for a slow receiver."""
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
-        closing.join(CLOSE_S)
+        closing.join(CLOSE_TIMEOUT_S)
 
     def _spans(self, record: Record) -> Iterator[ReadableSpan]:
         resource = self._resources.get(record["kind"], self._resources["route"])
@@ -69,7 +69,7 @@ class Exporter:
 def _span(span: Record, trace: str, parent: str, kind: str, resource: Resource) -> ReadableSpan:
     error = span.get("error")
     link = span.get("link")
-    about: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         name: value for name, value in span.get("about", {}).items() if value is not None
     }
     return ReadableSpan(
@@ -77,7 +77,7 @@ def _span(span: Record, trace: str, parent: str, kind: str, resource: Resource) 
         _context(trace, span["span"]),
         _context(trace, parent) if parent else None,
         resource,
-        {f"nereid.{name}": value for name, value in about.items()},
+        {f"nereid.{name}": value for name, value in attributes.items()},
         links=[Link(_context(*link))] if link else [],
         kind=KINDS.get(kind, SpanKind.INTERNAL),
         status=Status(StatusCode.ERROR, error) if error else Status(StatusCode.UNSET),

@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 Record = dict[str, Any]
 MAX_ERROR_LENGTH = 500
 # Maximum seconds that a record waits in its process.
-FLUSH_S = 0.5
+FLUSH_INTERVAL_S = 0.5
 # Maximum queued records; the oldest are dropped first.
 MAX_WAITING = 4096
 # Datagrams are limited by net.core.wmem_max, 208 KiB by default.
@@ -66,10 +66,10 @@ def never_raises(method: Callable[Parameters, Value]) -> Callable[Parameters, Va
     has_failed = False
 
     @functools.wraps(method)
-    def guarded(*words: Parameters.args, **named: Parameters.kwargs) -> Value | None:
+    def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Value | None:
         nonlocal has_failed
         try:
-            return method(*words, **named)
+            return method(*args, **kwargs)
         except Exception:
             if not has_failed:  # every request could repeat the failure
                 log.exception("a span was lost; further failures of this kind are not logged")
@@ -139,7 +139,7 @@ class Tracer:
             is_last = False
             while not is_last:
                 self._is_changed.wait()
-                is_last = self._is_closing.wait(FLUSH_S)
+                is_last = self._is_closing.wait(FLUSH_INTERVAL_S)
                 self._is_changed.clear()
                 self._flush(sender)
 
@@ -193,6 +193,6 @@ def span(context: TraceContext, parent: str, name: str, begin_ns: int, end_ns: i
     }
 
 
-def child_span(name: str, begin_ns: int, end_ns: int, **about: Any) -> Record:
+def child_span(name: str, begin_ns: int, end_ns: int, **attributes: Any) -> Record:
     """Return a span inside a record."""
-    return {"name": name, "begin": begin_ns, "end": end_ns, "about": about}
+    return {"name": name, "begin": begin_ns, "end": end_ns, "about": attributes}

@@ -20,9 +20,9 @@ LAST_STAGES = ("hop", "network", "model", "response")
 
 def in_order(stages: Iterable[str]) -> list[str]:
     """Return stage names in request order; task-specific stages keep their own order."""
-    places = {name: place - len(FIRST_STAGES) for place, name in enumerate(FIRST_STAGES)}
-    places |= {name: place for place, name in enumerate(LAST_STAGES, 1)}
-    return sorted(stages, key=lambda name: places.get(name, 0))
+    positions = {name: position - len(FIRST_STAGES) for position, name in enumerate(FIRST_STAGES)}
+    positions |= {name: position for position, name in enumerate(LAST_STAGES, 1)}
+    return sorted(stages, key=lambda name: positions.get(name, 0))
 
 
 def request_log_entries(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
@@ -43,12 +43,12 @@ class _TraceRecords:
         self._attempts: dict[str, list[Record]] = defaultdict(list)
         self._models: dict[str, list[Record]] = defaultdict(list)
         self._inside: set[str] = set()
-        self._begun = {record["parent"] for record in records}
+        self._parents = {record["parent"] for record in records}
         for record in records:
             kind = record["kind"]
             if kind == "gateway":
-                inner = (span for span in record.get("inner", ()) if "span" in span)
-                self._inferences |= {inference["span"]: (record, inference) for inference in inner}
+                children = (span for span in record.get("inner", ()) if "span" in span)
+                self._inferences |= {inference["span"]: (record, inference) for inference in children}
             elif kind == "route":
                 self._attempts[record["span"]] += record.get("inner", ())
                 self._inside |= {attempt["span"] for attempt in record.get("inner", ())}
@@ -68,15 +68,15 @@ class _TraceRecords:
 
     def has_reached_server(self, gateway: Record) -> bool:
         """Return whether the server recorded a request made to the gateway."""
-        return any(span.get("span") in self._begun for span in gateway.get("inner", ()))
+        return any(span.get("span") in self._parents for span in gateway.get("inner", ()))
 
     def of_route(self, route: Record) -> dict[str, Any]:
         """Return the line for a request to a route."""
         route = self._until_response(route, route["parent"])
         attempts = self._attempts[route["span"]]
         earlier, last = attempts[:-1], attempts[-1] if attempts else None
-        taken = sum(_ms_within(attempt, route) for attempt in attempts)
-        stages = {"route": _ms(route) - taken}
+        attempts_ms = sum(_ms_within(attempt, route) for attempt in attempts)
+        stages = {"route": _ms(route) - attempts_ms}
         if earlier:
             stages["retry"] = sum(_ms_within(attempt, route) for attempt in earlier)
         models = self._models[last["span"]] if last else []
@@ -114,14 +114,14 @@ class _TraceRecords:
 
 def _line(record: Record, stages: dict[str, float], gateway: Record | None) -> dict[str, Any]:
     whole = gateway or record
-    about = (gateway["about"] if gateway else {}) | record["about"]
-    began = datetime.fromtimestamp(whole["begin"] / 1e9, UTC).isoformat(timespec="milliseconds")
+    attributes = (gateway["about"] if gateway else {}) | record["about"]
+    started_at = datetime.fromtimestamp(whole["begin"] / 1e9, UTC).isoformat(timespec="milliseconds")
     return {
-        "time": began.replace("+00:00", "Z"),
+        "time": started_at.replace("+00:00", "Z"),
         "request_id": whole.get("id") or record.get("id", ""),
         "trace_id": record["trace"],
         "name": record["name"],
-        **about,
+        **attributes,
         **({"error": record["error"]} if "error" in record else {}),
         "ms": _ms(whole),
         "stages_ms": {name: round(max(0.0, stages[name]), 3) for name in in_order(stages)},
@@ -163,9 +163,11 @@ def _stages_of_model(model: Record) -> dict[str, float]:
 def _of_images(models: Sequence[Record]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for model in models:
-        about = model["about"]
-        fields["batch_size"] = about.get("batch_size", 0)
-        fields["core_wait_ms"] = round(fields.get("core_wait_ms", 0.0) + about.get("core_wait_ms", 0.0), 3)
+        attributes = model["about"]
+        fields["batch_size"] = attributes.get("batch_size", 0)
+        fields["core_wait_ms"] = round(
+            fields.get("core_wait_ms", 0.0) + attributes.get("core_wait_ms", 0.0), 3
+        )
         images = [span["about"] for span in model.get("inner", ()) if "format" in span.get("about", {})]
         if images:
             fields["images"] = images

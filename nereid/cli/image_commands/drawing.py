@@ -71,8 +71,8 @@ def draw_marks(picture: Image.Image, marks: Sequence[Mark]) -> None:
     """Draw boxes and their texts on an RGB image, in place."""
     pen, scale = ImageDraw.Draw(picture), max(picture.size)
     width, font = max(1, scale // 500), _font(max(10, scale // 70))
-    for place, (corners, text) in enumerate(marks):
-        colour = COLOURS[place % len(COLOURS)]
+    for index, (corners, text) in enumerate(marks):
+        colour = COLOURS[index % len(COLOURS)]
         pen.line([*corners, corners[0]], fill=colour, width=width, joint="curve")
         left = min(max(0.0, min(x for x, _ in corners)), picture.width - 1)
         _, top, _, bottom = pen.textbbox((0, 0), text, font)

@@ -36,9 +36,9 @@ SETTLE_S = 1.0
 
 Format = Literal["table", "json", "jsonl", "csv"]
 # A result of any kind, or the error of an image; both have the name of the image.
-Outcome: TypeAlias = Any
-Write: TypeAlias = Callable[[str, Outcome], None]
-InferMany: TypeAlias = Callable[[Sequence[Path]], Iterable[Outcome]]
+FileOutcome: TypeAlias = Any
+Write: TypeAlias = Callable[[str, FileOutcome], None]
+InferMany: TypeAlias = Callable[[Sequence[Path]], Iterable[FileOutcome]]
 
 
 def printing(output_format: Format, view: View) -> AbstractContextManager[Write]:
@@ -71,7 +71,7 @@ class Outcomes:
 
     infer_many: InferMany
     write: Write
-    savers: Sequence[Callable[[Path, Outcome], None]] = ()
+    savers: Sequence[Callable[[Path, FileOutcome], None]] = ()
 
     def all_of(self, images: Sequence[Path], label: str) -> int:
         """Print the outcomes of images, with progress; returns the number that failed."""
@@ -92,7 +92,7 @@ class Outcomes:
                 self._print_and_save(outcome)
         show_progress("stopped")
 
-    def _print_and_save(self, outcome: Outcome) -> bool:
+    def _print_and_save(self, outcome: FileOutcome) -> bool:
         """Print and draw an outcome; returns whether it is a failure, which also goes to stderr."""
         # A file name may hold bytes that are not text.
         name = os.fsencode(outcome.image).decode(errors="replace")
@@ -111,7 +111,7 @@ class Outcomes:
 
 
 def _as_table(view: View) -> Iterator[Write]:
-    def write(name: str, outcome: Outcome) -> None:
+    def write(name: str, outcome: FileOutcome) -> None:
         if not isinstance(outcome, ClassifierError):
             route = f"variant {outcome.variant} by {outcome.reason}, " if outcome.variant else ""
             print(f"{name}: {route}model version {outcome.version}, {format_ms(outcome.timings.total_ms)}")
@@ -127,7 +127,7 @@ def _as_json_lines(view: View) -> Iterator[Write]:
 def _as_json(view: View) -> Iterator[Write]:
     count = 0
 
-    def write(name: str, outcome: Outcome) -> None:
+    def write(name: str, outcome: FileOutcome) -> None:
         nonlocal count
         print(",\n" if count else "[\n", _document(name, outcome), sep="", end="", flush=True)
         count += 1
@@ -143,7 +143,7 @@ def _as_csv(view: View) -> Iterator[Write]:
     table.writerow(("image", *view.columns, "variant", "version", "latency_ms", "error"))
     empty = ("",) * len(view.columns)
 
-    def write(name: str, outcome: Outcome) -> None:
+    def write(name: str, outcome: FileOutcome) -> None:
         if isinstance(outcome, ClassifierError):
             table.writerow((name, *empty, *[""] * 3, str(outcome)))
         else:
@@ -162,7 +162,7 @@ _FORMATS: dict[Format, Callable[[View], Any]] = {
 }
 
 
-def _document(name: str, outcome: Outcome) -> str:
+def _document(name: str, outcome: FileOutcome) -> str:
     if isinstance(outcome, ClassifierError):
         return json.dumps({"image": name, "error": str(outcome)})
     fields = asdict(outcome)

@@ -27,19 +27,19 @@ NETWORK_SETTINGS = ("image", "outputs", "is_channels_last", "is_grey", "classes"
 LAYOUTS = {False: "NCHW", True: "NHWC"}
 
 
-def _parameters(words: Sequence[str], preset: str) -> dict[str, str]:
-    """Return the parameters of the preprocessing as a config spells them; later words win.
+def _parameters(assignments: Sequence[str], preset: str) -> dict[str, str]:
+    """Return the parameters of the preprocessing as a config spells them; later ones win.
 
     Raises:
-        WrongUsage: a word is neither NAME=VALUE nor a JSON file with an object.
+        WrongUsage: one is neither NAME=VALUE nor a JSON file with an object.
     """
     parameters = {"preset": preset} if preset else {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
         if equals and name.isidentifier():
             parameters[name] = value
         else:
-            parameters |= _from_file(Path(word))
+            parameters |= _from_file(Path(assignment))
     return parameters
 
 
@@ -222,10 +222,10 @@ def add(
             if number is not None
         },
     )
-    record, units = find_server(context, changeable_repository(repository)), list[str]()
+    server_info, units = find_server(context, changeable_repository(repository)), list[str]()
 
     def confirm(proposal: "AddProposal") -> bool:
-        units.append(proposal.intake.input.unit)
+        units.append(proposal.importer.input.unit)
         if as_json:
             print(json.dumps(_document(name, proposal)))
         else:
@@ -233,19 +233,19 @@ def add(
         return yes or (not as_json and typer.confirm("Add it?", err=True))
 
     try:
-        done = adding.add(repository, request, record, show_progress, confirm)
+        done = adding.add(repository, request, server_info, show_progress, confirm)
     except adding.Declined as error:
         print(f"{error}; nothing has changed", file=sys.stderr)
         return
     latency = format_ms(done.report.latency_ms)
-    line = f"{name}: {describe_served(record)}, {latency} per {units[0]}, {done.seconds:.1f} s"
+    line = f"{name}: {describe_served(server_info)}, {latency} per {units[0]}, {done.seconds:.1f} s"
     print(line, file=sys.stderr if as_json else sys.stdout)
 
 
 def screen(name: str, proposal: "AddProposal") -> list[str]:
     """Return what a network will be as one screen of text."""
     settings, report = proposal.settings, proposal.report
-    (height, width), span, kind = settings.sides_px, proposal.value_range, proposal.intake.input
+    (height, width), span, kind = settings.sides_px, proposal.value_range, proposal.importer.input
     unit = kind.unit
     # A reader gives its recogniser BGR.
     colours = settings.parameters.get("color_order", "RGB" if settings.parameters else "BGR")
@@ -264,7 +264,7 @@ def screen(name: str, proposal: "AddProposal") -> list[str]:
         *(("change", change) for change in proposal.changes),
         ("cost", f"{format_ms(report.latency_ms)} per {unit} on one core, {proposal.processes} processes, "
                  f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
-        *((image, proposal.intake.shown(result)) for image, result in proposal.results.items()),
+        *((image, proposal.importer.shown(result)) for image, result in proposal.results.items()),
         *(("uses", f"model '{model}', which the repository has already") for model in proposal.shared),
     ]  # fmt: skip
     width_of_first = max(len(first) for first, _ in rows)
@@ -276,14 +276,14 @@ def _pixels(width: int) -> str:
 
 
 def _document(name: str, proposal: "AddProposal") -> dict[str, Any]:
-    from nereid.models.publish.intake.chosen_task import intakes
+    from nereid.models.publish.importing.model_importer import importers
 
-    intake = proposal.intake
-    fields = {key: value for key, value in asdict(proposal).items() if key != "intake"}
+    importer = proposal.importer
+    fields = {key: value for key, value in asdict(proposal).items() if key != "importer"}
     settings, outcomes = fields.pop("settings"), fields.pop("results")
     form = {key: settings[key] for key in NETWORK_SETTINGS}
-    results = {kind.results: {} for kind in intakes().values()} | {intake.results: outcomes}
+    results = {kind.results: {} for kind in importers().values()} | {importer.results: outcomes}
     labels = {"count": len(proposal.labels), "from": proposal.labels_from}
-    own = {"task": intake.name, "unit": intake.input.unit, "form": form}
-    own |= {"parameters": settings["parameters"], "can_batch": settings["can_batch"]}
-    return {"name": name, **own, **fields, "labels": labels, **results}
+    importer_fields = {"task": importer.name, "unit": importer.input.unit, "form": form}
+    importer_fields |= {"parameters": settings["parameters"], "can_batch": settings["can_batch"]}
+    return {"name": name, **importer_fields, **fields, "labels": labels, **results}

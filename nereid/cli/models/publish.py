@@ -97,9 +97,9 @@ def publish(
     if images:
         with value_errors_as_wrong_usage():
             limits = replace(limits, images=tuple(collect(images)))
-    record = find_server(context, changeable_repository(repository))
-    done = publisher.publish(repository, model, source, record, limits, share, show_progress, precision)
-    print(done.line(record))
+    server_info = find_server(context, changeable_repository(repository))
+    done = publisher.publish(repository, model, source, server_info, limits, share, show_progress, precision)
+    print(done.line(server_info))
 
 
 def rollback(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:

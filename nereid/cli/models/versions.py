@@ -31,7 +31,7 @@ def remove(
     """Remove a model from the server and the repository; for a route, also the models behind it."""
     from nereid.models.publish import remove as removal
 
-    record = find_server(context, changeable_repository(repository))
+    server_info = find_server(context, changeable_repository(repository))
     names = removal.find_parts(repository, model).models or (model,)
     if not yes:
         if not sys.stdin.isatty():
@@ -39,7 +39,7 @@ def remove(
         if not typer.confirm(f"Remove {', '.join(names)} with all versions?"):
             print("nothing has changed", file=sys.stderr)
             return
-    for name in removal.remove(repository, model, record, show_progress):
+    for name in removal.remove(repository, model, server_info, show_progress):
         print(f"{name}: removed")
 
 
@@ -47,10 +47,10 @@ def reload(context: typer.Context, model: Model, repository: Repository = REPOSI
     """Reload a model after you edit its config or files, without interrupting its requests."""
     from nereid.models.publish import remove as removal
 
-    record = find_server(context, changeable_repository(repository))
-    if record is None:
+    server_info = find_server(context, changeable_repository(repository))
+    if server_info is None:
         raise no_server(repository)
-    removal.reload(repository, model, record)
+    removal.reload(repository, model, server_info)
     print(f"{model}: reloaded")
 
 

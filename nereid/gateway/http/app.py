@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from nereid import tasks
 from nereid.base.http_connection import HttpConnectionPool
-from nereid.client.request import CONCURRENCY, check_arguments
+from nereid.client.request import DEFAULT_CONCURRENCY, check_arguments
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, failure_response, json_response
 from nereid.gateway.http.middleware import RequestMiddleware
@@ -26,10 +26,10 @@ from nereid.gateway.http.openapi import document
 from nereid.gateway.http.operations import OPERATIONS, SAMPLES
 from nereid.gateway.keys import KeyRing, check_ring
 from nereid.gateway.models import Models, ModelSource
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import Gateway, build
 from nereid.gateway.task_endpoint import Operation
-from nereid.gateway.v2 import http_front
+from nereid.gateway.v2 import http_operations
 from nereid.gateway.workers import SharedState
 from nereid.tasks import DEFAULT, TASKS
 
@@ -65,9 +65,9 @@ class Page(StaticFiles):
         """Return the file for a path and its status, or None as status if it is not served."""
         return super().lookup_path(path) if PurePath(path).match(self._name) else ("", None)
 
-    def file_response(self, *words: Any, **options: Any) -> Response:
+    def file_response(self, *args: Any, **options: Any) -> Response:
         """Return a file response that caches must revalidate."""
-        response = super().file_response(*words, **options)
+        response = super().file_response(*args, **options)
         response.headers.update(NO_CACHE)
         return response
 
@@ -76,8 +76,8 @@ async def page_tasks(request: Request) -> Response:
     """Serve the JavaScript module that lists the page's tasks; each has a `page.js` in its folder."""
     folders = {task.name: task.folder for task in TASKS}
     imports = (f'import {{ {name} }} from "./tasks/{folder}/page.js";' for name, folder in folders.items())
-    words = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
-    entries = (f"  {name}: {{ ...{name}, ...{about} }}," for name, about in words.items())
+    task_objects = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
+    entries = (f"  {name}: {{ ...{name}, ...{about} }}," for name, about in task_objects.items())
     default = f"export const DEFAULT = TASKS.{DEFAULT.name};"
     text = "\n".join([*imports, "export const TASKS = {", *entries, "};", default, ""])
     return Response(text, media_type="text/javascript", headers=NO_CACHE)
@@ -126,7 +126,7 @@ _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_gateway(
-    settings: Settings, keys: KeyRing, source: ModelSource, shared: SharedState | None = None
+    settings: GatewaySettings, keys: KeyRing, source: ModelSource, shared: SharedState | None = None
 ) -> Gateway:
     """Return a gateway's state; it connects to Triton on the first request.
 
@@ -140,7 +140,7 @@ def create_gateway(
         ValueError: keys are required but none exist, or the server's address is invalid.
     """
     check_ring(keys, settings)
-    check_arguments(settings.url, "http", CONCURRENCY, None)
+    check_arguments(settings.url, "http", DEFAULT_CONCURRENCY, None)
     return build(settings, keys, Models(settings.model, source, HttpConnectionPool(settings.url)), shared)
 
 
@@ -157,7 +157,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     pages = Starlette(routes=ROUTES, exception_handlers={HTTPException: reject_unknown}, lifespan=lifespan)
     pages.router.redirect_slashes = False
     described = (*OPERATIONS, Operation("GET", "/openapi.json", openapi, "open", None))
-    return RequestMiddleware(pages, gateway, described, http_front.find)
+    return RequestMiddleware(pages, gateway, described, http_operations.find)
 
 
 async def openapi(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -165,11 +165,11 @@ async def openapi(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return json_response(document(OPERATIONS, gateway.settings.max_timeout_s))
 
 
-async def reject_unknown(found: Request, error: Exception) -> Response:
+async def reject_unknown(starlette_request: Request, error: Exception) -> Response:
     """Respond to an unknown path or an unsupported method."""
     assert isinstance(error, HTTPException)
-    request: GatewayRequest = found.scope["nereid.request"]
-    method, path = found.method, found.url.path
+    request: GatewayRequest = starlette_request.scope["nereid.request"]
+    method, path = starlette_request.method, starlette_request.url.path
     code = _CODES.get(error.status_code, "invalid_request")
     failure = Failure(code, f"unknown operation {method} {path[:128]}")
     request.outcome = failure.code

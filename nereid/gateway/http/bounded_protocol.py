@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 MAX_HEAD_BYTES = 64 * 2**10
 # Time limit in seconds for a request's head, from the connection or the head's first byte.
-HEAD_S = 10.0
+HEAD_TIMEOUT_S = 10.0
 # Maximum open connections per address and in total. Beyond that, the oldest idle connection of the address
 # with the most connections is closed.
 MAX_OF_PEER, MAX_CONNECTIONS = 2048, 8192
@@ -79,10 +79,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Limit the time for each further head."""
         super().on_message_begin()
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end_late_head)
 
     def _wait_for_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end_late_head)
 
     def _stop_waiting(self) -> None:
         if self._head_timer:

@@ -32,7 +32,7 @@ JSON = b"application/json"
 ROUTE_PREFIX = ROUTE_HEADER_PREFIX.encode()
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 # If one of these were repeated, a proxy could use the first value and the gateway the last.
-SINGLE = frozenset(
+SINGLE_VALUE_HEADERS = frozenset(
     {
         b"host",
         b"origin",
@@ -46,11 +46,11 @@ SINGLE = frozenset(
     }
 )
 # Callers' headers that are passed on to Triton, by the equivalent parameter names.
-OPTIONS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
+HEADER_BY_PARAMETER = {name: header.encode() for name, header in OPTION_HEADERS.items()}
 # gRPC rejects other names, and decodes the values of `-bin` headers as base64.
 _RULE_HEADER = re.compile(rb"x-route-[a-z0-9-]{1,56}(?<!-bin)")
-MAX_FORWARDED = 32
-FORWARDED = frozenset(OPTIONS.values())
+MAX_FORWARDED_HEADERS = 32
+FORWARDED_HEADERS = frozenset(HEADER_BY_PARAMETER.values())
 NO_PARAMETERS: Mapping[str, str] = {}
 encode = msgspec.json.Encoder().encode
 MAX_ID_LENGTH = 128
@@ -69,9 +69,9 @@ class GatewayRequest:
         spans: spans of the request.
         began_s: arrival time of the head, from `time.perf_counter`.
         limit_s: the caller's timeout in seconds, measured from the arrival of the head.
-        offered: the model that the request concerns, if any.
+        offered_model: the model that the request concerns, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
-        model_name: the model that answered over the v2 protocol.
+        v2_model_name: the model that answered over the v2 protocol.
         is_inference: whether the request is for images, and is therefore traced.
         is_of_task: whether it is for a task's images.
         body_bytes: number of body bytes received.
@@ -83,11 +83,11 @@ class GatewayRequest:
         self.began_s = time.perf_counter()
         self.scope, self.receive = scope, receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        self.request_id = given if given and is_word(given) else f"{random.getrandbits(128):032x}"
+        sent_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        self.request_id = sent_id if sent_id and is_word(sent_id) else f"{random.getrandbits(128):032x}"
         self.spans = RequestSpans(tracer, self.headers.get(b"traceparent", b"").decode("latin-1"))
-        self.endpoint = self.variant = self.outcome = self.model_name = ""
-        self.offered: OfferedModel | None = None
+        self.endpoint = self.variant = self.outcome = self.v2_model_name = ""
+        self.offered_model: OfferedModel | None = None
         self.key: Key | None = None
         self.is_inference = self.is_of_task = False
         self.limit_s = 0.0
@@ -97,8 +97,8 @@ class GatewayRequest:
     @property
     def model(self) -> "OfferedModel":
         """The model that the request concerns; only for model operations."""
-        assert self.offered
-        return self.offered
+        assert self.offered_model
+        return self.offered_model
 
     def end_stage(self, stage: str) -> float:
         """Record and return the seconds from the request's arrival to the end of a stage, which is now."""
@@ -113,11 +113,11 @@ class GatewayRequest:
         Raises:
             Failure: a header is repeated.
         """
-        given = self.scope["headers"]
-        if len(given) == len(self.headers):
+        pairs = self.scope["headers"]
+        if len(pairs) == len(self.headers):
             return
-        for name, count in Counter(name for name, _ in given).items():
-            if count > 1 and (name in SINGLE or name.startswith(ROUTE_PREFIX)):
+        for name, count in Counter(name for name, _ in pairs).items():
+            if count > 1 and (name in SINGLE_VALUE_HEADERS or name.startswith(ROUTE_PREFIX)):
                 raise invalid_request(
                     f"header {name.decode('latin-1')[:64]!r} is repeated: expected 1 value, got {count}"
                 )
@@ -150,13 +150,13 @@ class GatewayRequest:
             )
         except ValueError:
             raise invalid_request("the query is not a list of NAME=VALUE") from None
-        given = dict(pairs)
-        if unknown := sorted({*given} - {*known}):
+        parameters = dict(pairs)
+        if unknown := sorted({*parameters} - {*known}):
             names = ", ".join(known) or "none"
             raise invalid_request(f"unknown query parameter {unknown[0]!r}; known: {names}")
-        if len(given) < len(pairs):
+        if len(parameters) < len(pairs):
             raise invalid_request("a query parameter is repeated")
-        return given
+        return parameters
 
     def start_timeout(self, default_s: float, max_s: float) -> float:
         """Read the caller's timeout, which starts when the request arrives, and return the time left.
@@ -166,25 +166,25 @@ class GatewayRequest:
         """
         self.limit_s = default_s
         if TIMEOUT_HEADER in self.headers:
-            given = self.header(TIMEOUT_HEADER)
-            self.limit_s = whole_number("X-Request-Timeout-Ms", given, int(max_s * 1000)) / 1000
-        return self.left_s()
+            text = self.header(TIMEOUT_HEADER)
+            self.limit_s = whole_number("X-Request-Timeout-Ms", text, int(max_s * 1000)) / 1000
+        return self.remaining_s()
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the time left, in seconds.
 
         Raises:
             Failure: `deadline_exceeded`, no time is left.
         """
-        if (left_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
-            return left_s
+        if (remaining_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
+            return remaining_s
         raise self.deadline_failure()
 
     def deadline_failure(self) -> Failure:
         """Return the error response for a request that got no response in time."""
         return Failure("deadline_exceeded", f"no response within {self.limit_s:.3g} s")
 
-    def forwarded(self, given: Mapping[str, str] = NO_PARAMETERS) -> list[tuple[bytes, bytes]]:
+    def forwarded(self, parameters: Mapping[str, str] = NO_PARAMETERS) -> list[tuple[bytes, bytes]]:
         """Return the headers that a route reads, including those given as parameters.
 
         Raises:
@@ -192,21 +192,23 @@ class GatewayRequest:
         """
         headers = []
         for name, value in self.headers.items():
-            if name.startswith(ROUTE_PREFIX) or (name in FORWARDED and value):
+            if name.startswith(ROUTE_PREFIX) or (name in FORWARDED_HEADERS and value):
                 headers.append((name, value))
-        for option, text in given.items():
-            if text and option in OPTIONS:
-                name = OPTIONS[option]
+        for option, text in parameters.items():
+            if text and option in HEADER_BY_PARAMETER:
+                name = HEADER_BY_PARAMETER[option]
                 if (in_head := self.header(name)) and in_head != text:
                     raise invalid_request(f"{option} is {text!r}, but {name.decode()} is {in_head!r}")
                 if not is_word(text):
                     raise invalid_request(f"{option} must be printable ASCII of at most 128 characters")
                 if not in_head:
                     headers.append((name, text.encode()))
-        if len(headers) > MAX_FORWARDED:
-            raise invalid_request(f"expected at most {MAX_FORWARDED} headers for routes, got {len(headers)}")
+        if len(headers) > MAX_FORWARDED_HEADERS:
+            raise invalid_request(
+                f"expected at most {MAX_FORWARDED_HEADERS} headers for routes, got {len(headers)}"
+            )
         for name, value in headers:
-            is_known = name in FORWARDED or _RULE_HEADER.fullmatch(name)
+            is_known = name in FORWARDED_HEADERS or _RULE_HEADER.fullmatch(name)
             if not (is_known and is_word(value.decode("latin-1"))):
                 raise invalid_request(
                     f"header {name[:64].decode('latin-1')!r}: expected a name such as x-route-group, and "
@@ -240,7 +242,7 @@ class RequestSpans:
     """
 
     def __init__(self, tracer: Tracer | None, traceparent: str) -> None:
-        self._tracer, self._inner = tracer, list[Record]()
+        self._tracer, self._children = tracer, list[Record]()
         self.is_traced = tracer is not None
         caller = parse(traceparent) if traceparent else None
         self.context, self._parent = continue_or_start_trace(caller, tracer.sampling.share if tracer else 0.0)
@@ -259,23 +261,23 @@ class RequestSpans:
         """
         end_ns = time.time_ns()
         record = child_span(stage, end_ns - int(seconds * 1e9), end_ns)
-        self._inner.append({**record, **({"span": context.span_id} if context else {}), "of": of})
+        self._children.append({**record, **({"span": context.span_id} if context else {}), "of": of})
 
     @never_raises
-    def end(self, request_id: str, outcome: str, is_fault: bool, **about: Any) -> None:
+    def end(self, request_id: str, outcome: str, is_fault: bool, **attributes: Any) -> None:
         """Send the record of the request, which ends now.
 
         Args:
             request_id: id of the request.
             outcome: `ok` or the failure's code.
             is_fault: whether the service is at fault; such traces are kept.
-            about: attributes of the span.
+            attributes: attributes of the span.
         """
         if self._tracer is None:
             return
         is_failed = outcome != "ok"
         ended = span(
-            self.context, self._parent, f"gateway {about['endpoint']}", self._begin_ns, time.time_ns()
+            self.context, self._parent, f"gateway {attributes['endpoint']}", self._begin_ns, time.time_ns()
         )
         is_slow = self._tracer.is_slow(ended["begin"], ended["end"])
         self._tracer.send(
@@ -283,8 +285,8 @@ class RequestSpans:
                 **ended,
                 "kind": "gateway",
                 "id": request_id,
-                "about": {**about, "outcome": outcome},
-                "inner": self._inner,
+                "about": {**attributes, "outcome": outcome},
+                "inner": self._children,
                 **keep_field(is_fault or is_slow, is_failed),
                 "sampled": self.context.is_sampled,
                 **error_field(outcome if is_failed else None),

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nereid.base.contract import OPTION_HEADERS
-from nereid.gateway.failures import CLIENT_CLOSED, FAULTS, GATEWAY_FAILED, STATUS, Failure, invalid_request
-from nereid.gateway.gateway_metrics import OTHER
+from nereid.gateway.failures import (
+    CLIENT_CLOSED,
+    GATEWAY_FAILED,
+    SERVER_FAULTS,
+    STATUS_BY_CODE,
+    Failure,
+    invalid_request,
+)
+from nereid.gateway.gateway_metrics import OTHER_LABEL
 from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse, failure_response
 from nereid.gateway.http.upload import ClientClosed
 from nereid.gateway.keys import identify
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import Gateway
 
 if TYPE_CHECKING:
@@ -27,7 +34,7 @@ log = logging.getLogger("nereid.gateway")
 access_log = logging.getLogger("nereid.gateway.access")
 CLIENT_CLOSED_STATUS = 499
 # If several codes share a status, the first one represents it.
-_CODES = {status: code for code, status in reversed(STATUS.items())}
+_CODES = {status: code for code, status in reversed(STATUS_BY_CODE.items())}
 
 Head = list[tuple[bytes, bytes]]
 _CSP = (
@@ -53,7 +60,7 @@ ALLOWED_HEADERS = (
     b"authorization, x-api-key, content-type, x-request-id, traceparent, x-request-timeout-ms, "
     + ", ".join(OPTION_HEADERS.values()).encode()
 )
-PREFLIGHT_S = b"600"
+PREFLIGHT_MAX_AGE_S = b"600"
 
 
 _MODELS = "/v1/models/"
@@ -87,7 +94,7 @@ class RequestMiddleware:
             return
         request = scope["nereid.request"] = GatewayRequest(scope, receive, self._gateway.tracer)
         path: str = scope["path"]
-        own = [
+        added_headers = [
             *(DOCS if path == "/docs" or path.startswith("/docs/") else STRICT),
             (b"x-request-id", request.request_id.encode()),
             (b"traceparent", str(request.spans.context).encode()),
@@ -96,25 +103,25 @@ class RequestMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 request.status = message["status"]
-                message["headers"] = [*message["headers"], *own]
+                message["headers"] = [*message["headers"], *added_headers]
             await send(message)
 
         try:
             if len(request.headers) != len(scope["headers"]):
                 request.reject_repeats()
-            own += self._origin_guard.check(request)
+            added_headers += self._origin_guard.check(request)
             reply = self._origin_guard.preflight(request) if scope["method"] == "OPTIONS" else None
             if not reply and (operation := self._find(scope)):
                 self._admit(operation, request)
                 if operation.is_of_model:
                     name = scope.get("path_params", {}).get("model")
-                    request.offered = await self._gateway.models.find(name, operation.task)
+                    request.offered_model = await self._gateway.models.find(name, operation.task)
                 reply = await operation.run(self._gateway, request)
             if reply is None:
                 await self._pages(scope, receive, send_with_headers)
                 return
             request.status = reply.status
-            head = [*reply.headers, *own]
+            head = [*reply.headers, *added_headers]
             await send({"type": "http.response.start", "status": reply.status, "headers": head})
             await send({"type": "http.response.body", "body": reply.body})
         except ClientClosed:
@@ -176,7 +183,7 @@ def _logged(request: GatewayRequest, error: Exception) -> Failure:
     if not isinstance(error, Failure):
         log.exception("request %s failed", request.request_id)
         return Failure("inference_failed", GATEWAY_FAILED)
-    if error.code in FAULTS:
+    if error.code in SERVER_FAULTS:
         log.warning("request %s: %s: %r", request.request_id, error.code, error.__cause__)
     return error
 
@@ -184,18 +191,18 @@ def _logged(request: GatewayRequest, error: Exception) -> Failure:
 def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
     """Record a request's outcome and release what it held."""
     outcome = request.outcome or _CODES.get(request.status, "ok")
-    endpoint, metrics = request.endpoint or OTHER, gateway.metrics
-    model = request.offered.name if request.offered else request.model_name
+    endpoint, metrics = request.endpoint or OTHER_LABEL, gateway.metrics
+    model = request.offered_model.name if request.offered_model else request.v2_model_name
     total_s = time.perf_counter() - request.began_s
-    gateway.uploads.buffers.give_back(request.key, request.body_bytes)
+    gateway.uploads.buffers.release(request.key, request.body_bytes)
     stages_s = {"total": total_s, **request.stages_s}
     metrics.count_request(endpoint, model, request.variant, outcome, stages_s)
     if request.is_of_task and not request.images:
-        (request.offered or gateway.models.default).live.note(outcome, "", 0.0)
+        (request.offered_model or gateway.models.default).recent_load.record(outcome, "", 0.0)
     if request.is_inference and request.spans.is_traced:
-        is_fault = outcome in FAULTS or outcome == "deadline_exceeded"
-        about = {"endpoint": endpoint, "model": model, "variant": request.variant}
-        request.spans.end(request.request_id, outcome, is_fault, **about)
+        is_fault = outcome in SERVER_FAULTS or outcome == "deadline_exceeded"
+        attributes = {"endpoint": endpoint, "model": model, "variant": request.variant}
+        request.spans.end(request.request_id, outcome, is_fault, **attributes)
     if access_log.isEnabledFor(logging.INFO):
         access_log.info("%s", _log_line(request, model, outcome, total_s))
 
@@ -228,7 +235,7 @@ class OriginGuard:
     origin. Programs that are not browsers send no `Origin`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._hosts = settings.hosts
         self._origins = frozenset(origin.lower().encode() for origin in settings.cors_origins)
 
@@ -252,10 +259,10 @@ class OriginGuard:
                 (b"access-control-allow-origin", origin),
                 (b"access-control-expose-headers", EXPOSED_HEADERS),
             ]
-        scheme, _, own = origin.lower().partition(b"://")
+        scheme, _, origin_host = origin.lower().partition(b"://")
         # A TLS proxy forwards requests from its own https pages over plain HTTP.
         schemes = (b"https",) if request.scope.get("scheme") == "https" else (b"http", b"https")
-        if own != host or scheme not in schemes:
+        if origin_host != host or scheme not in schemes:
             raise Failure("forbidden", f"the origin {origin.decode('latin-1')[:128]!r} is not allowed")
         return []
 
@@ -267,9 +274,9 @@ class OriginGuard:
         if not (is_preflight and request.headers.get(b"origin", b"").lower() in self._origins):
             return None
         request.endpoint = "preflight"
-        wanted = request.headers.get(b"access-control-request-headers", b"")
+        requested = request.headers.get(b"access-control-request-headers", b"")
         rules = [
-            name for name in wanted.lower().replace(b" ", b"").split(b",") if name.startswith(ROUTE_PREFIX)
+            name for name in requested.lower().replace(b" ", b"").split(b",") if name.startswith(ROUTE_PREFIX)
         ]
         return GatewayResponse(
             b"",
@@ -278,7 +285,7 @@ class OriginGuard:
             [
                 (b"access-control-allow-methods", ALLOWED_METHODS),
                 (b"access-control-allow-headers", b", ".join([ALLOWED_HEADERS, *rules])),
-                (b"access-control-max-age", PREFLIGHT_S),
+                (b"access-control-max-age", PREFLIGHT_MAX_AGE_S),
             ],
         )
 

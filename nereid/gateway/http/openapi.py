@@ -6,35 +6,42 @@ from typing import Any
 
 import msgspec
 
-from nereid.gateway.failures import STATUS, Code, ErrorAnswer
+from nereid.gateway.failures import STATUS_BY_CODE, Code, ErrorAnswer
 from nereid.gateway.http.upload import FORM, JSON, ImageBody
 from nereid.gateway.task_endpoint import Operation
 
 _TEXT = {"type": "string"}
 _NAME = {"description": "Name of a model, from /v1/models.", "schema": _TEXT}
 _MODEL: dict[str, Any] = {"name": "model", "in": "path", "required": True, **_NAME}
-_KEYS = {
+_SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
 # Errors that any operation may return.
-_ALWAYS: tuple[Code, ...] = ("invalid_request",)
+_COMMON_ERRORS: tuple[Code, ...] = ("invalid_request",)
 _HEADERS = {
     "X-Request-ID": {"description": "Id of the request, from the caller or new.", "schema": _TEXT},
     "traceparent": {"description": "W3C trace context of this hop.", "schema": _TEXT},
 }
-_RETRY = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
+_RETRY_HEADERS = {
+    "Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
+}
 
 
 def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document."""
-    kinds = [kind for operation in operations for kind in (operation.answer, operation.body) if kind]
+    schema_types = [
+        schema_type
+        for operation in operations
+        for schema_type in (operation.answer, operation.body)
+        if schema_type
+    ]
     parts = [part for operation in operations for part in operation.parts]
-    schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorAnswer, *parts], ref_template="#/components/schemas/{name}"
+    schemas, component_schemas = msgspec.json.schema_components(
+        [*schema_types, ErrorAnswer, *parts], ref_template="#/components/schemas/{name}"
     )
-    schema_of = {None: None} | dict(zip(kinds, schemas[: len(kinds)], strict=True))
+    schema_of = {None: None} | dict(zip(schema_types, schemas[: len(schema_types)], strict=True))
     paths: dict[str, Any] = {}
     for operation in operations:
         answer, body = schema_of[operation.answer], schema_of[operation.body]
@@ -43,8 +50,8 @@ def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str,
             paths.setdefault(path, {})[operation.method.lower()] = about
     description = "Image recognition. Every error has a code and a message."
     info = {"title": "Nereid", "version": metadata.version("nereid-serving"), "description": description}
-    known = {"schemas": components, "securitySchemes": _KEYS}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": known}
+    components = {"schemas": component_schemas, "securitySchemes": _SECURITY_SCHEMES}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
 def _operation(
@@ -70,18 +77,20 @@ def _operation(
         )
     if parameters:
         about["parameters"] = parameters
-    if operation.kinds:
-        content = {kind: {"schema": _body(operation, kind, body)} for kind in operation.kinds}
+    if operation.media_types:
+        content = {
+            media_type: {"schema": _body(operation, media_type, body)} for media_type in operation.media_types
+        }
         about["requestBody"] = {"required": True, "content": content}
     if operation.need != "open":
-        about["security"] = [{name: []} for name in _KEYS]
+        about["security"] = [{name: []} for name in _SECURITY_SCHEMES]
     return about
 
 
-def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
-    if kind == JSON:
+def _body(operation: Operation, media_type: str, body: Any) -> dict[str, Any]:
+    if media_type == JSON:
         return dict(body)
-    if kind != FORM:
+    if media_type != FORM:
         return _FILE
     several = {"type": "array", "items": _FILE, "minItems": 1}
     properties = {"file": _FILE if operation.body is ImageBody else several}
@@ -90,8 +99,8 @@ def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
 
 def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dict[str, Any]:
     plain = _FILE if operation.response_type.startswith("image/") else _TEXT
-    kind, schema = (operation.response_type, plain) if answer is None else (JSON, answer)
-    content = {kind: {"schema": schema}}
+    media_type, schema = (operation.response_type, plain) if answer is None else (JSON, answer)
+    content = {media_type: {"schema": schema}}
     if operation.other_type:
         content[operation.other_type] = {"schema": _FILE}
     good = {"description": "The requested result.", "headers": _HEADERS, "content": content}
@@ -100,8 +109,8 @@ def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dic
         responses["503"] = {**good, "description": "Requests would fail; `reason` says why."}
     keys: tuple[Code, ...] = () if operation.need == "open" else ("unauthenticated", "forbidden")
     errors = {JSON: {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
-    for status, codes in by_status((*_ALWAYS, *keys, *operation.errors, *more)).items():
-        headers = {**_HEADERS, **(_RETRY if status in (429, 503) else {})}
+    for status, codes in by_status((*_COMMON_ERRORS, *keys, *operation.errors, *more)).items():
+        headers = {**_HEADERS, **(_RETRY_HEADERS if status in (429, 503) else {})}
         description = " or ".join(f"`{code}`" for code in codes)
         responses[str(status)] = {"description": description, "headers": headers, "content": errors}
     return responses
@@ -111,5 +120,5 @@ def by_status(codes: Sequence[Code]) -> dict[int, list[Code]]:
     """Group codes by HTTP status."""
     groups: dict[int, list[Code]] = {}
     for code in dict.fromkeys(codes):
-        groups.setdefault(STATUS[code], []).append(code)
+        groups.setdefault(STATUS_BY_CODE[code], []).append(code)
     return groups

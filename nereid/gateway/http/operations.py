@@ -13,9 +13,9 @@ from nereid.gateway.keys import Scope
 from nereid.gateway.model_endpoints import PUBLISH_PARAMETERS, preview, publish
 from nereid.gateway.models import PublishAnswer
 from nereid.gateway.readiness import Health, Ready
-from nereid.gateway.route_control import RolloutOrder, RouteState, RouteView
+from nereid.gateway.route_control import RolloutCommand, RouteState, RouteView
 from nereid.gateway.state import Gateway
-from nereid.gateway.task_endpoint import BODY_ERRORS, ONE_IMAGE, Operation, operations_of
+from nereid.gateway.task_endpoint import BODY_ERRORS, IMAGE_MEDIA_TYPES, Operation, operations_of
 from nereid.tasks import TASKS
 
 
@@ -37,7 +37,7 @@ class Weights(Struct, forbid_unknown_fields=True):
 class RolloutChange(Struct, forbid_unknown_fields=True):
     """An order for a rollout; `candidate` and `steps` apply only to `start`."""
 
-    order: RolloutOrder
+    order: RolloutCommand
     candidate: str = ""
     steps: list[str | float] = []
 
@@ -90,16 +90,16 @@ async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayRespon
 async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
     route = _route(request)
-    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
+    change = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, Weights)
     return json_response(await route.set_weights(change.weights, change.generation, _author(request)))
 
 
 async def order_rollout(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Start, pause, resume, promote or abort a rollout of the route."""
     route = _route(request)
-    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, RolloutChange)
-    order = change.order, change.candidate, change.steps
-    return json_response(await route.order_rollout(*order, _author(request)))
+    change = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, RolloutChange)
+    command = change.order, change.candidate, change.steps
+    return json_response(await route.issue_rollout_command(*command, _author(request)))
 
 
 def _route(request: GatewayRequest) -> RouteView:
@@ -146,7 +146,7 @@ OPERATIONS = (
     Operation(
         *("POST", "/v1/preview", preview, "infer", None),
         body=ImageBody,
-        kinds=ONE_IMAGE,
+        media_types=IMAGE_MEDIA_TYPES,
         errors=(
             *BODY_ERRORS,
             "invalid_image",
@@ -170,7 +170,7 @@ OPERATIONS = (
         Operation(
             *(method, path, run, "route", RouteState),
             body=body,
-            kinds=(JSON,),
+            media_types=(JSON,),
             errors=("no_route_control", "conflict", "unavailable", *BODY_ERRORS),
             is_of_model=True,
         )
@@ -181,7 +181,7 @@ OPERATIONS = (
     ),
     Operation(
         *("POST", "/v1/publish", publish, "admin", PublishAnswer, PUBLISH_PARAMETERS),
-        kinds=("application/octet-stream",),
+        media_types=("application/octet-stream",),
         errors=("not_found", "conflict", "unavailable", *BODY_ERRORS),
         is_of_model=True,
     ),

@@ -20,15 +20,15 @@ from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.middleware import access_log
 from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import ModelSource
-from nereid.gateway.settings import Listen, Settings
+from nereid.gateway.settings import GatewaySettings, ListenOptions
 from nereid.gateway.state import Gateway
 from nereid.gateway.tls import TlsListener, check_certificate, http2_context
-from nereid.gateway.v2.grpc_front import GrpcFront
-from nereid.gateway.workers import REPORT_S, SharedState, WorkerPool
+from nereid.gateway.v2.grpc_server import GrpcServer
+from nereid.gateway.workers import REPORT_INTERVAL_S, SharedState, WorkerPool
 
 log = logging.getLogger("nereid.gateway")
 # Seconds that requests in flight have to finish after a signal before their connections are closed.
-STOP_S = 30
+STOP_TIMEOUT_S = 30
 # New objects before a garbage collection; Python's default of 700 amounts to only a few requests.
 GC_OBJECTS = 50_000
 
@@ -37,9 +37,9 @@ class _UvicornServer(uvicorn.Server):
     """Serve gRPC too; announce the ports once both are listening, and exit with status 0 after a signal."""
 
     gateway: Gateway
-    listen: Listen
+    listen: ListenOptions
     announce: Callable[[dict[str, int]], object]
-    grpc: GrpcFront | None = None
+    grpc: GrpcServer | None = None
     failure: OperationFailed | None = None
     reporting: asyncio.Task[None] | None = None
 
@@ -56,7 +56,7 @@ class _UvicornServer(uvicorn.Server):
             if self.listen.grpc_port is not None:
                 opened = self._open_grpc()
                 ports["grpc"] = opened.getsockname()[1]
-                self.grpc = GrpcFront(self.gateway, self.listen.keep_alive_s)
+                self.grpc = GrpcServer(self.gateway, self.listen.keep_alive_s)
                 pem = self.listen.certificate
                 await self.grpc.start(
                     opened, http2_context(pem, self.listen.certificate_key) if pem else None
@@ -77,13 +77,13 @@ class _UvicornServer(uvicorn.Server):
     async def _report(self) -> None:
         while True:
             self.gateway.report()
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.reporting:
             self.reporting.cancel()
         if self.grpc:
-            stopping = asyncio.create_task(self.grpc.stop(STOP_S))
+            stopping = asyncio.create_task(self.grpc.stop(STOP_TIMEOUT_S))
             await super().shutdown(sockets)
             await stopping
         else:
@@ -99,8 +99,8 @@ class _UvicornServer(uvicorn.Server):
 
 
 def serve(
-    settings: Settings,
-    listen: Listen,
+    settings: GatewaySettings,
+    listen: ListenOptions,
     keys: KeyRing,
     source: ModelSource,
     announce: Callable[[dict[str, int]], None],
@@ -134,18 +134,20 @@ def serve(
     with _reserved(listen) as (ports, listen), tempfile.TemporaryDirectory() as folder:
         state = SharedState(0, listen.workers, Path(folder))
 
-        def work(number: int, listens: Callable[[], object]) -> None:
+        def run_worker(number: int, announce_listening: Callable[[], object]) -> None:
             shared = replace(state, number=number)
             try:
                 gateway = create_gateway(settings, keys, source, shared)
             except ValueError as error:  # for example because the last key was revoked in the meantime
                 raise OperationFailed(str(error)) from None
-            _serve_here(gateway, listen, lambda ports: listens())
+            _serve_here(gateway, listen, lambda ports: announce_listening())
 
-        WorkerPool(listen.workers, work, log.warning, state.forget).run(lambda: announce(ports))
+        WorkerPool(listen.workers, run_worker, log.warning, state.forget).run(lambda: announce(ports))
 
 
-def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, int]], object]) -> None:
+def _serve_here(
+    gateway: Gateway, listen: ListenOptions, announce: Callable[[dict[str, int]], object]
+) -> None:
     """Serve in this process."""
     with _open(listen.host, listen.port, is_shared=gateway.shared is not None) as opened:
         config = uvicorn.Config(
@@ -157,7 +159,7 @@ def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, 
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=listen.keep_alive_s,
-            timeout_graceful_shutdown=STOP_S,
+            timeout_graceful_shutdown=STOP_TIMEOUT_S,
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,
         )
@@ -184,7 +186,7 @@ def _log_requests() -> None:
 
 
 @contextlib.contextmanager
-def _reserved(listen: Listen) -> Iterator[tuple[dict[str, int], Listen]]:
+def _reserved(listen: ListenOptions) -> Iterator[tuple[dict[str, int], ListenOptions]]:
     """Reserve the ports that all workers will listen on; yield the ports, and the address that includes them.
 
     The kernel distributes connections only among listening sockets, and the ones held here do not listen.

@@ -10,15 +10,15 @@ from nereid.base.units import format_bytes
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.keys import Key
-from nereid.gateway.settings import Settings
-from nereid.vision.imaging.formats.size import ImageHeader
+from nereid.gateway.settings import GatewaySettings
+from nereid.vision.imaging.formats.image_header import ImageHeader
 
-Kind = Literal["raw", "multipart/form-data", "application/json"]
-RAW: Kind = "raw"
-FORM: Kind = "multipart/form-data"
-JSON: Kind = "application/json"
+BodyFormat = Literal["raw", "multipart/form-data", "application/json"]
+RAW: BodyFormat = "raw"
+FORM: BodyFormat = "multipart/form-data"
+JSON: BodyFormat = "application/json"
 # The last one is the default for `curl --data-binary`.
-OCTETS = ("", "application/octet-stream", "application/pdf", "application/x-www-form-urlencoded")
+RAW_MEDIA_TYPES = ("", "application/octet-stream", "application/pdf", "application/x-www-form-urlencoded")
 MAX_TOP_K = 1000
 MAX_PART_HEAD_BYTES = 8192
 # Smaller bodies are decoded without counting quotation marks first.
@@ -111,7 +111,7 @@ class UploadBuffers:
         self._left_bytes, self._share_bytes = max_bytes, share_bytes
         self._held_bytes: dict[str, int] = {}
 
-    def take(self, key: Key | None, size_bytes: int) -> None:
+    def acquire(self, key: Key | None, size_bytes: int) -> None:
         """Count received bytes of a request.
 
         Raises:
@@ -124,7 +124,7 @@ class UploadBuffers:
         self._left_bytes -= size_bytes
         self._held_bytes[key_id] = held_bytes
 
-    def give_back(self, key: Key | None, size_bytes: int) -> None:
+    def release(self, key: Key | None, size_bytes: int) -> None:
         """Count released bytes of a request."""
         self._left_bytes += size_bytes
         key_id = key.id if key else ""
@@ -137,28 +137,28 @@ class UploadBuffers:
 class Uploads:
     """Read bodies within the configured limits; `buffers` are released after each request."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         max_bytes = settings.max_buffered_bytes
         self.buffers = UploadBuffers(max_bytes, max(max_bytes // 4, settings.max_body_bytes))
 
-    async def one(self, request: GatewayRequest, remaining_s: float) -> memoryview:
+    async def read_image(self, request: GatewayRequest, remaining_s: float) -> memoryview:
         """Read the body of a request with one image.
 
         Raises:
             Failure: the body is invalid, too large or late.
             ClientClosed: the client disconnected before sending the whole body.
         """
-        kind = kind_of(request, (RAW, FORM, JSON))
-        if kind == FORM:
+        body_format = body_format_of(request, (RAW, FORM, JSON))
+        if body_format == FORM:
             return (await self._form(request, remaining_s, 1))[0].image
         body = await self._received(request, remaining_s)
-        image = memoryview(body) if kind == RAW else await _decode_image(body)
+        image = memoryview(body) if body_format == RAW else await _decode_image(body)
         if not image:
             raise Failure("invalid_image", "the image is empty")
         return image
 
-    async def several(self, request: GatewayRequest, remaining_s: float) -> BatchBody:
+    async def read_batch(self, request: GatewayRequest, remaining_s: float) -> BatchBody:
         """Read the body of a request with several images.
 
         Raises:
@@ -166,24 +166,24 @@ class Uploads:
             ClientClosed: the client disconnected before sending the whole body.
         """
         max_images = self._settings.max_images
-        if kind_of(request, (FORM, JSON)) == FORM:
+        if body_format_of(request, (FORM, JSON)) == FORM:
             return BatchBody(await self._form(request, remaining_s, max_images))
         batch = await _decode_batch(await self._received(request, remaining_s), max_images)
         if len(batch.images) > max_images:
             raise invalid_request(f"at most {max_images} images, got {len(batch.images)}")
         return batch
 
-    async def json(self, request: GatewayRequest, remaining_s: float, kind: Any) -> Any:
+    async def read_json(self, request: GatewayRequest, remaining_s: float, body_type: Any) -> Any:
         """Read a JSON body as an instance of a class.
 
         Raises:
             Failure: the body is invalid, too large or late.
             ClientClosed: the client disconnected before sending the whole body.
         """
-        kind_of(request, (JSON,))
-        return _decode(kind, await self._received(request, remaining_s, MAX_UNCOUNTED_BYTES))
+        body_format_of(request, (JSON,))
+        return _decode(body_type, await self._received(request, remaining_s, MAX_UNCOUNTED_BYTES))
 
-    async def whole(self, request: GatewayRequest, remaining_s: float) -> memoryview:
+    async def read_body(self, request: GatewayRequest, remaining_s: float) -> memoryview:
         """Read a body of at most the configured limit.
 
         Raises:
@@ -209,7 +209,7 @@ class Uploads:
                     chunk = message.get("body", b"")
                     if request.body_bytes + len(chunk) > max_bytes:
                         raise _too_large(max_bytes, "more")
-                    self.buffers.take(request.key, len(chunk))
+                    self.buffers.acquire(request.key, len(chunk))
                     request.body_bytes += len(chunk)
                     if not body:
                         body = chunk
@@ -229,15 +229,15 @@ class Uploads:
         return read_form(await self._received(request, remaining_s), boundary, max_images)
 
 
-def check_size(found: ImageHeader | None, settings: Settings) -> None:
+def check_size(header: ImageHeader | None, settings: GatewaySettings) -> None:
     """Reject an image whose structure declares too large a size.
 
     Raises:
         Failure: `invalid_image`, with the limit and the actual size.
     """
-    if found is None or found.size_wh is None:
+    if header is None or header.size_wh is None:
         return
-    (width, height), max_pixels, max_side_px = found.size_wh, settings.max_pixels, settings.max_side_px
+    (width, height), max_pixels, max_side_px = header.size_wh, settings.max_pixels, settings.max_side_px
     if width * height > max_pixels or max(width, height) > max_side_px:
         raise Failure(
             "invalid_image",
@@ -293,8 +293,8 @@ def _damaged(how: str) -> Failure:
     return invalid_request(f"the multipart body is damaged: {how}")
 
 
-def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
-    """Return the kind of body that a request has.
+def body_format_of(request: GatewayRequest, accepted: tuple[BodyFormat, ...]) -> BodyFormat:
+    """Return the format of a request's body.
 
     Raises:
         Failure: the operation does not accept it.
@@ -304,11 +304,13 @@ def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
         raise Failure("unsupported_media_type", f"Content-Encoding: expected none, got {encoding[:64]!r}")
     content_type = request.headers.get(b"content-type", b"").decode("latin-1")
     media = content_type.partition(";")[0].strip().lower()
-    kind = RAW if media.startswith("image/") or media in OCTETS else media
-    for choice in known:
-        if kind == choice:
+    body_format = RAW if media.startswith("image/") or media in RAW_MEDIA_TYPES else media
+    for choice in accepted:
+        if body_format == choice:
             return choice
-    expected = " or ".join("image/* or application/octet-stream" if name == RAW else name for name in known)
+    expected = " or ".join(
+        "image/* or application/octet-stream" if name == RAW else name for name in accepted
+    )
     raise Failure("unsupported_media_type", f"Content-Type must be {expected}, got {media[:64] or 'none'!r}")
 
 
@@ -325,16 +327,16 @@ async def _decode_batch(body: bytes | bytearray, max_images: int) -> BatchBody:
         return _decode(BatchBody, body)
     await _count_quotes(body, max_images * MAX_QUOTES_PER_IMAGE)
     batch = _decode(_Batch, body)
-    pairs = [(await _from_base64(given), given.id) for given in batch.images]
+    pairs = [(await _from_base64(entry), entry.id) for entry in batch.images]
     if not all(image for image, _ in pairs):
         return _decode(BatchBody, body)
     images = [BatchImage(image, name) for image, name in pairs if image]
     return BatchBody(images, batch.top_k, batch.variant, batch.version, batch.route_key)
 
 
-async def _from_base64(given: _Image) -> memoryview | None:
+async def _from_base64(entry: _Image) -> memoryview | None:
     """Decode an image from a JSON string in pieces; None if it is not base64 or contains escapes."""
-    text, image = memoryview(given.image), bytearray()
+    text, image = memoryview(entry.image), bytearray()
     if bytes(text[:1]) != b'"':
         return None
     for at in range(1, len(text) - 1, PIECE_BYTES):
@@ -359,8 +361,8 @@ async def _count_quotes(body: bytes | bytearray, max_quotes: int) -> None:
         await asyncio.sleep(0)
 
 
-def _decode(kind: type[_Body], body: bytes | bytearray) -> _Body:
+def _decode(body_type: type[_Body], body: bytes | bytearray) -> _Body:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=body_type)
     except (ValueError, RecursionError) as error:  # msgspec's own, or text that is not UTF-8
         raise invalid_request(f"invalid JSON: {error}") from None

@@ -25,10 +25,10 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame
 
-from nereid.gateway.http.bounded_protocol import HEAD_S, peer_of
+from nereid.gateway.http.bounded_protocol import HEAD_TIMEOUT_S, peer_of
 
 if TYPE_CHECKING:
-    from nereid.gateway.v2.grpc_front import GrpcCall, GrpcFront
+    from nereid.gateway.v2.grpc_server import GrpcCall, GrpcServer
 
 # Source: RFC 9113, sections 3.4 and 6.
 PREFACE_BYTES, HEAD_BYTES = 24, 9
@@ -121,8 +121,8 @@ class Http2(H2Connection):
 class ClientLimits:
     """Limits of one client. Rates are per second; a burst is what may arrive at once.
 
-    `frames` counts frames that carry little, `resets` calls cancelled by the client, and `begins` calls that
-    need no key or present no valid one.
+    `frames` counts frames that carry little, `resets` calls cancelled by the client, and `keyless_calls`
+    calls that need no key or present no valid one.
     """
 
     connections: int
@@ -131,8 +131,8 @@ class ClientLimits:
     frames_per_s: int
     resets: int
     resets_per_s: int
-    begins: int
-    begins_per_s: int
+    keyless_calls: int
+    keyless_calls_per_s: int
 
 
 PEER_LIMITS = ClientLimits(
@@ -142,8 +142,8 @@ PEER_LIMITS = ClientLimits(
     frames_per_s=200,
     resets=100,
     resets_per_s=10,
-    begins=200,
-    begins_per_s=50,
+    keyless_calls=200,
+    keyless_calls_per_s=50,
 )
 KEY_LIMITS = replace(
     PEER_LIMITS, connections=256, calls=1024, frames=20_000, frames_per_s=2000, resets=1000, resets_per_s=200
@@ -189,7 +189,7 @@ class ClientUsage:
     limits: ClientLimits
     frames: TokenBucket
     resets: TokenBucket
-    begins: TokenBucket
+    keyless_calls: TokenBucket
     connections: dict[Any, None] = field(default_factory=dict)
     calls: int = 0
 
@@ -210,7 +210,7 @@ class ClientUsages:
             limits,
             TokenBucket(limits.frames, limits.frames_per_s, time.monotonic),
             TokenBucket(limits.resets, limits.resets_per_s, time.monotonic),
-            TokenBucket(limits.begins, limits.begins_per_s, time.monotonic),
+            TokenBucket(limits.keyless_calls, limits.keyless_calls_per_s, time.monotonic),
         )
         return client
 
@@ -229,44 +229,44 @@ TURN_BYTES = 2**15
 FRAMES_PER_CALL = 20
 # Maximum unread answers, such as to pings, for a client that does not read.
 MAX_UNREAD_BYTES = 2**20
-# A connection ends after this time ± 10 %; calls in flight then have `GRACE_S` to finish.
-MAX_CONNECTION_S, GRACE_S = 600.0, 60.0
+# A connection ends after this time ± 10 %; calls in flight then have `GRACE_PERIOD_S` to finish.
+MAX_CONNECTION_AGE_S, GRACE_PERIOD_S = 600.0, 60.0
 # Seconds for a client to read why its connection is closing.
 LINGER_S = 0.5
 _LAST_STREAM = 2**31 - 1
 _DRAINED = b"draining"
 Headers = list[tuple[bytes, bytes]]
-HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+RESPONSE_HEADERS: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
 class GrpcConnection(asyncio.Protocol):
     """Serves the calls of one connection; when over budget, sends GOAWAY and finishes only calls in progress.
 
     Args:
-        front: starts the calls.
+        server: starts the calls.
     """
 
-    def __init__(self, front: "GrpcFront") -> None:
-        self._front, self._loop = front, asyncio.get_running_loop()
+    def __init__(self, server: "GrpcServer") -> None:
+        self._server, self._loop = server, asyncio.get_running_loop()
         self._http2, self._costs = Http2(), FrameCosts()
         self._free = float(FREE_FRAMES)
         self._unparsed, self._unsent = bytearray(), dict[int, tuple[memoryview, Headers]]()
         self.calls: dict[int, GrpcCall] = {}
-        self._is_paused = self._is_deaf = self._is_leaving = self._is_draining = False
+        self._is_paused = self._is_reading_closed = self._is_leaving = self._is_draining = False
         self._has_settings = self.is_identified = False
-        self._began_s = self._last_s = self._loop.time()
+        self._start_s = self._last_s = self._loop.time()
         self._block_s = self._paused_s = 0.0
-        self._end_s = self._began_s + MAX_CONNECTION_S * random.uniform(0.9, 1.1)
+        self._end_s = self._start_s + MAX_CONNECTION_AGE_S * random.uniform(0.9, 1.1)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings if there is room for this connection."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer = peer_of(transport.get_extra_info("peername"))
-        self.client = self._front.clients.find(self.peer, PEER_LIMITS)
+        self.client = self._server.clients.find(self.peer, PEER_LIMITS)
         tls = transport.get_extra_info("ssl_object")
-        self._front.connections[self] = None
+        self._server.connections[self] = None
         self.client.connections[self] = None
-        if (tls and tls.selected_alpn_protocol() != "h2") or not self._front.admits(self):
+        if (tls and tls.selected_alpn_protocol() != "h2") or not self._server.admits(self):
             transport.abort()  # type: ignore[attr-defined]
             return
         self._http2.initiate_connection()
@@ -277,9 +277,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all calls."""
-        self._is_deaf = True
+        self._is_reading_closed = True
         self.client.connections.pop(self, None)
-        self._front.connections.pop(self, None)
+        self._server.connections.pop(self, None)
         for call in [*self.calls.values()]:
             call.cancel()
         self.calls.clear()
@@ -302,7 +302,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Count the frames and let h2 parse them; if there are many, in pieces with other work in between."""
-        if self._is_deaf:
+        if self._is_reading_closed:
             return
         self._last_s = self._loop.time()
         try:
@@ -323,20 +323,20 @@ class GrpcConnection(asyncio.Protocol):
             self._unparsed += data
         else:
             self._parse(data)
-            if len(data) >= TURN_BYTES and not self._is_deaf:
+            if len(data) >= TURN_BYTES and not self._is_reading_closed:
                 self._transport.pause_reading()
                 self._loop.call_soon(self._resume_reading)
 
     def _resume_reading(self) -> None:
-        if not (self._is_deaf or self._transport.is_closing()):
+        if not (self._is_reading_closed or self._transport.is_closing()):
             self._transport.resume_reading()
 
     def _parse_piece(self) -> None:
         piece = bytes(self._unparsed[:PIECE_BYTES])
         del self._unparsed[:PIECE_BYTES]
-        if not self._is_deaf:
+        if not self._is_reading_closed:
             self._parse(piece)
-        if self._unparsed and not (self._is_deaf or self._transport.is_closing()):
+        if self._unparsed and not (self._is_reading_closed or self._transport.is_closing()):
             self._loop.call_soon(self._parse_piece)
         else:
             self._resume_reading()
@@ -349,7 +349,7 @@ class GrpcConnection(asyncio.Protocol):
             return
         for event in events:
             self._on_event(event)
-            if self._is_deaf:
+            if self._is_reading_closed:
                 return
         self._block_s = (self._block_s or self._last_s) if self._costs.has_partial_headers else 0.0
         self._write()
@@ -365,7 +365,7 @@ class GrpcConnection(asyncio.Protocol):
                     call.receive(event.data or b"")
             case RequestReceived():
                 if not self._is_leaving:
-                    self._front.begin(self, event.stream_id, cast(Any, event.headers))
+                    self._server.begin(self, event.stream_id, cast(Any, event.headers))
                 elif self._is_open(event.stream_id):  # started after the end of the connection was announced
                     self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
             case StreamEnded():
@@ -406,7 +406,7 @@ class GrpcConnection(asyncio.Protocol):
             if call:
                 self._sent(call)
         else:
-            self._http2.send_headers(stream, HEAD)
+            self._http2.send_headers(stream, RESPONSE_HEADERS)
             framed = b"\0" + len(message).to_bytes(4) + message
             self._unsent[stream] = memoryview(framed), trailers
             self._flush_stream(stream)
@@ -454,7 +454,7 @@ class GrpcConnection(asyncio.Protocol):
         h2_stream = self._http2.streams.get(stream)
         return h2_stream is not None and not h2_stream.closed and not self._transport.is_closing()
 
-    def widen(self, stream: int, size: int) -> None:
+    def grow_window(self, stream: int, size: int) -> None:
         """Let a message of this size, up to the connection's window, arrive without window updates."""
         if size > STREAM_WINDOW and self._is_open(stream):
             more = min(size, CONNECTION_WINDOW) - STREAM_WINDOW
@@ -485,7 +485,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Announce the end of the connection; calls started before the client sees it are still answered."""
-        if self._is_deaf or self._is_draining:
+        if self._is_reading_closed or self._is_draining:
             return
         self._is_draining = True
         self._end_s = min(self._end_s, self._loop.time())
@@ -494,13 +494,13 @@ class GrpcConnection(asyncio.Protocol):
         self._write()
 
     @property
-    def gives_way(self) -> bool:
+    def is_evictable(self) -> bool:
         """Whether this connection may be closed to make room for another."""
-        return not (self.is_identified or self._is_deaf)
+        return not (self.is_identified or self._is_reading_closed)
 
     def close_over_limit(self, reason: str) -> None:
         """End the connection of a client over its budget, after authenticated calls in progress finish."""
-        if self._is_deaf:
+        if self._is_reading_closed:
             return
         self._write()
         self._go_away(self._http2.highest_inbound_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason.encode())
@@ -509,7 +509,7 @@ class GrpcConnection(asyncio.Protocol):
     def _end(self, keeps_calls: bool = True) -> None:
         """Stop reading; close once authenticated calls in progress are answered and the reason is sent."""
         self._write()
-        self._is_deaf = self._is_leaving = True
+        self._is_reading_closed = self._is_leaving = True
         self._end_s = min(self._end_s, self._loop.time())
         self.client.connections.pop(self, None)
         if not self._transport.is_closing():
@@ -521,22 +521,24 @@ class GrpcConnection(asyncio.Protocol):
 
     def check(self, now_s: float) -> None:
         """End the connection if a time limit has expired."""
-        is_late = not self._has_settings and now_s > self._began_s + HEAD_S
-        is_late |= bool(self._block_s) and now_s > self._block_s + HEAD_S
-        is_late |= bool(self._paused_s) and now_s > self._paused_s + GRACE_S
+        is_late = not self._has_settings and now_s > self._start_s + HEAD_TIMEOUT_S
+        is_late |= bool(self._block_s) and now_s > self._block_s + HEAD_TIMEOUT_S
+        is_late |= bool(self._paused_s) and now_s > self._paused_s + GRACE_PERIOD_S
         is_late |= self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES and self._is_paused
-        if is_late or now_s > self._end_s + GRACE_S:
+        if is_late or now_s > self._end_s + GRACE_PERIOD_S:
             self.abort()
-        elif now_s > self._end_s or (not self.calls and now_s > self._last_s + self._front.keep_alive_s):
+        elif now_s > self._end_s or (not self.calls and now_s > self._last_s + self._server.keep_alive_s):
             self.drain()
 
     def abort(self) -> None:
         """Close the connection without sending anything."""
         self._transport.abort()
 
-    def _go_away(self, last: int, code: ErrorCodes = ErrorCodes.NO_ERROR, reason: bytes = b"") -> None:
+    def _go_away(
+        self, last_stream_id: int, code: ErrorCodes = ErrorCodes.NO_ERROR, reason: bytes = b""
+    ) -> None:
         # Bypass h2, which would send nothing afterwards.
-        frame = GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=reason)
+        frame = GoAwayFrame(0, last_stream_id=last_stream_id, error_code=code, additional_data=reason)
         self._transport.write(frame.serialize())
 
     def _write(self) -> None:
@@ -546,8 +548,8 @@ class GrpcConnection(asyncio.Protocol):
     def _close_if_done(self) -> None:
         if self._is_leaving and not self.calls:
             self._write()
-            if self._is_deaf:  # closing immediately could lose what was written
+            if self._is_reading_closed:  # closing immediately could lose what was written
                 self._loop.call_later(LINGER_S, self.abort)
             else:
-                self._is_deaf, self._end_s = True, self._loop.time()
+                self._is_reading_closed, self._end_s = True, self._loop.time()
                 self._transport.close()

@@ -18,8 +18,8 @@ from nereid.base.contract import IMAGE, RESERVED_PARAMETERS, SCORES
 from nereid.base.units import format_bytes
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.upload import check_size
-from nereid.gateway.settings import Settings
-from nereid.vision.imaging.formats.size import read_header, work_of
+from nereid.gateway.settings import GatewaySettings
+from nereid.vision.imaging.formats.image_header import estimate_header_cost, read_header
 
 # Bytes per element; BYTES has no size. Source: docs/protocol/README.md of triton-inference-server/server.
 ELEMENT_BYTES = {
@@ -46,40 +46,42 @@ MAX_NUMBER = 2**63 - 1
 _FLAGS = frozenset({"binary_data", "binary_data_output", "sequence_start", "sequence_end"})
 
 
-def check_count(what: str, count: int, max_count: int) -> None:
+def check_count(items: str, count: int, max_count: int) -> None:
     """Reject too many tensors or parameters.
 
     Raises:
         Failure: there are more than `max_count`.
     """
     if count > max_count:
-        raise invalid_request(f"expected at most {max_count} {what}, got {count}")
+        raise invalid_request(f"expected at most {max_count} {items}, got {count}")
 
 
-def check_text(what: str, text: str) -> None:
+def check_text(subject: str, text: str) -> None:
     """Reject a name or id that is too long.
 
     Raises:
         Failure: it has more than `MAX_TEXT` characters or contains a null character.
     """
     if len(text) > MAX_TEXT or "\0" in text:
-        raise invalid_request(f"{what}: expected at most {MAX_TEXT} characters, and none of them null")
+        raise invalid_request(f"{subject}: expected at most {MAX_TEXT} characters, and none of them null")
 
 
-def check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
+def check_parameters(subject: str, parameters: Mapping[str, Any]) -> None:
     """Reject invalid parameters, and shared memory, because a caller could name the server's regions.
 
     Raises:
         Failure: a parameter is not allowed.
     """
-    check_count(f"parameters of {what}", len(parameters), MAX_PARAMETERS)
+    check_count(f"parameters of {subject}", len(parameters), MAX_PARAMETERS)
     for name, value in parameters.items():
         check_text("the name of a parameter", name)
         check_text(f"parameter '{name[:128]}'", str(value))
         if name.lower() in RESERVED_PARAMETERS:
             raise invalid_request(f"parameter '{name}' is reserved; send a trace in the header traceparent")
         if name.startswith(_SHARED_MEMORY):
-            raise invalid_request(f"{what}: shared memory cannot be used through the gateway; send the data")
+            raise invalid_request(
+                f"{subject}: shared memory cannot be used through the gateway; send the data"
+            )
         is_number = type(value) is int and 0 <= value <= MAX_NUMBER
         if name in _NUMBERS and not is_number:
             raise invalid_request(
@@ -131,8 +133,8 @@ def check_elements(name: str, shape: Sequence[int], count: int, sent: int) -> No
         )
 
 
-def tensor_work(
-    settings: Settings, name: str, datatype: str, shape: Sequence[int], data: memoryview
+def tensor_costs(
+    settings: GatewaySettings, name: str, datatype: str, shape: Sequence[int], data: memoryview
 ) -> list[int]:
     """Check an input's binary data, and return the cost of each image or of the whole tensor.
 
@@ -153,10 +155,10 @@ def tensor_work(
                 f"got {len(data)}"
             )
         return [1 + expected // BYTES_PER_UNIT]
-    return elements_work(settings, name, _split(name, shape, count, data))
+    return element_costs(settings, name, _split(name, shape, count, data))
 
 
-def elements_work(settings: Settings, name: str, elements: Sequence[memoryview]) -> list[int]:
+def element_costs(settings: GatewaySettings, name: str, elements: Sequence[memoryview]) -> list[int]:
     """Return the cost of each image in the input `image`, or of another BYTES input.
 
     Raises:
@@ -166,18 +168,18 @@ def elements_work(settings: Settings, name: str, elements: Sequence[memoryview])
         return [1 + sum(map(len, elements)) // BYTES_PER_UNIT]
     if not all(map(len, elements)):
         raise Failure("invalid_image", "the image is empty")
-    return [image_work(settings, element) for element in elements]
+    return [image_cost(settings, element) for element in elements]
 
 
-def image_work(settings: Settings, image: memoryview) -> int:
+def image_cost(settings: GatewaySettings, image: memoryview) -> int:
     """Return the cost of an encoded image in units of a small photo.
 
     Raises:
         Failure: the image is too large.
     """
-    size = read_header(image)
-    check_size(size, settings)
-    return work_of(size, settings.max_pixels)
+    image_header = read_header(image)
+    check_size(image_header, settings)
+    return estimate_header_cost(image_header, settings.max_pixels)
 
 
 def _split(name: str, shape: Sequence[int], count: int, data: memoryview) -> list[memoryview]:
@@ -280,18 +282,18 @@ class CheckedBody:
     Attributes:
         parts: the body.
         json_bytes: length of its JSON; None if nothing follows it.
-        work: cost of each image or other tensor.
+        costs: cost of each image or other tensor.
         classified: outputs whose classes are requested.
     """
 
     parts: Sequence[bytes | memoryview]
     json_bytes: int | None
-    work: list[int]
+    costs: list[int]
     classified: list[str]
 
 
 async def check_body_apart(
-    settings: Settings, body: bytes | memoryview, json_bytes: int | None
+    settings: GatewaySettings, body: bytes | memoryview, json_bytes: int | None
 ) -> CheckedBody:
     """Check a request body as `check_body` does, without delaying other requests."""
     if (len(body) if json_bytes is None else json_bytes) <= APART_BYTES:
@@ -299,7 +301,7 @@ async def check_body_apart(
     return await asyncio.to_thread(check_body, settings, body, json_bytes)
 
 
-def check_body(settings: Settings, body: bytes | memoryview, json_bytes: int | None) -> CheckedBody:
+def check_body(settings: GatewaySettings, body: bytes | memoryview, json_bytes: int | None) -> CheckedBody:
     """Check the body of a request.
 
     Args:
@@ -312,7 +314,7 @@ def check_body(settings: Settings, body: bytes | memoryview, json_bytes: int | N
     """
     if json_bytes == 0:
         image = memoryview(body)
-        return CheckedBody([body], 0, [image_work(settings, image)], [])
+        return CheckedBody([body], 0, [image_cost(settings, image)], [])
     size = len(body) if json_bytes is None else json_bytes
     if size > len(body):
         raise invalid_request(f"expected {size} bytes of JSON, got a body of {len(body)} bytes")
@@ -340,7 +342,7 @@ def check_body(settings: Settings, body: bytes | memoryview, json_bytes: int | N
     return check(settings, inference, data)
 
 
-def check(settings: Settings, inference: Inference, data: Sequence[memoryview | None]) -> CheckedBody:
+def check(settings: GatewaySettings, inference: Inference, data: Sequence[memoryview | None]) -> CheckedBody:
     """Check a request.
 
     Args:
@@ -355,22 +357,24 @@ def check(settings: Settings, inference: Inference, data: Sequence[memoryview | 
         raise invalid_request("expected at least one input, got none")
     check_text("the id", inference.id)
     check_parameters("the request", inference.parameters)
-    for what, listed in ("inputs", inference.inputs), ("outputs", inference.outputs):
-        check_count(what, len(listed), MAX_TENSORS)
+    for items, listed in ("inputs", inference.inputs), ("outputs", inference.outputs):
+        check_count(items, len(listed), MAX_TENSORS)
         for tensor in listed:
             check_text("the name of a tensor", tensor.name)
             check_parameters(f"'{tensor.name[:128]}'", tensor.parameters)
-    work: list[int] = []
-    for given, sent in zip(inference.inputs, data, strict=True):
+    costs: list[int] = []
+    for input_tensor, sent in zip(inference.inputs, data, strict=True):
         if sent is None:
-            _check_json_data(given)
-            work.append(1)
+            _check_json_data(input_tensor)
+            costs.append(1)
         else:
-            work += tensor_work(settings, given.name, given.datatype, given.shape, sent)
+            costs += tensor_costs(
+                settings, input_tensor.name, input_tensor.datatype, input_tensor.shape, sent
+            )
     binary = [sent for sent in data if sent is not None]
     classified = [output.name for output in inference.outputs if CLASSIFICATION in output.parameters]
     head = msgspec.json.encode(inference)
-    return CheckedBody([head, *binary], len(head) if binary else None, work, classified)
+    return CheckedBody([head, *binary], len(head) if binary else None, costs, classified)
 
 
 def _read(text: bytes) -> Inference:
@@ -386,17 +390,17 @@ def _read(text: bytes) -> Inference:
     return inference
 
 
-def _check_json_data(given: Input) -> None:
+def _check_json_data(input_tensor: Input) -> None:
     """Check the number of elements in JSON, and that each one fits the datatype.
 
     Exactly one comma separates two elements of nested lists, unless a list is empty.
     """
-    name, shape, data = given.name, given.shape, bytes(given.data)
-    count = element_count(name, given.datatype, shape)
+    name, shape, data = input_tensor.name, input_tensor.shape, bytes(input_tensor.data)
+    count = element_count(name, input_tensor.datatype, shape)
     if not data.lstrip().startswith(b"["):
         raise invalid_request(f"input '{name[:128]}': expected `data`, a list, or `binary_data_size`")
-    if given.datatype == BYTES:
-        _check_strings(given, count, data)
+    if input_tensor.datatype == BYTES:
+        _check_strings(input_tensor, count, data)
         return
     if b'"' in data or b"{" in data or b"null" in data:
         raise invalid_request(f"input '{name[:128]}': expected numbers, got other values")
@@ -406,7 +410,7 @@ def _check_json_data(given: Input) -> None:
     if brackets or b"[]" in _without(_SPACES, data):
         raise invalid_request(f"input '{name[:128]}': the lists are empty or nested too deeply")
     check_elements(name, shape, count, data.count(b",") + 1)
-    _check_numbers(name, given.datatype, _without(_NO_NUMBERS, data))
+    _check_numbers(name, input_tensor.datatype, _without(_NO_NUMBERS, data))
 
 
 def _without(unwanted: bytes, data: bytes) -> bytes:
@@ -439,16 +443,16 @@ def _check_numbers(name: str, datatype: str, values: bytes) -> None:
             raise invalid_request(f"input '{name[:128]}': expected {expected} for {datatype}, got {wrong}")
 
 
-def _check_strings(given: Input, count: int, data: bytes) -> None:
+def _check_strings(input_tensor: Input, count: int, data: bytes) -> None:
     if len(data) > MAX_STRINGS_BYTES:
         raise invalid_request(
-            f"input '{given.name[:128]}': expected at most {format_bytes(MAX_STRINGS_BYTES)} of text, "
+            f"input '{input_tensor.name[:128]}': expected at most {format_bytes(MAX_STRINGS_BYTES)} of text, "
             f"got {format_bytes(len(data))}; send it as binary data"
         )
     try:
         left, texts = [msgspec.json.decode(data)], 0
     except ValueError as error:  # text that is not UTF-8
-        raise invalid_request(f"input '{given.name[:128]}': {error}") from None
+        raise invalid_request(f"input '{input_tensor.name[:128]}': {error}") from None
     while left:
         value = left.pop()
         if isinstance(value, list):
@@ -456,5 +460,7 @@ def _check_strings(given: Input, count: int, data: bytes) -> None:
         elif isinstance(value, str):
             texts += 1
         else:
-            raise invalid_request(f"input '{given.name[:128]}': expected texts, got {type(value).__name__}")
-    check_elements(given.name, given.shape, count, texts)
+            raise invalid_request(
+                f"input '{input_tensor.name[:128]}': expected texts, got {type(value).__name__}"
+            )
+    check_elements(input_tensor.name, input_tensor.shape, count, texts)

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import invalid_request
 from nereid.gateway.inference import checked_path
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
     BYTES,
@@ -75,7 +75,7 @@ class _Answer(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-async def read_request(settings: Settings, message: memoryview) -> tuple[str, str, CheckedBody]:
+async def read_request(settings: GatewaySettings, message: memoryview) -> tuple[str, str, CheckedBody]:
     """Parse and check a request without delaying others; raw contents are not copied.
 
     Returns:
@@ -84,13 +84,13 @@ async def read_request(settings: Settings, message: memoryview) -> tuple[str, st
     Raises:
         Failure: the request is invalid.
     """
-    raw, inputs, other = list[memoryview](), list[memoryview](), list[memoryview]()
-    for number, whole, content in _fields(message, MAX_FIELDS):
-        if number == _RAW:
+    raw, inputs, other_fields = list[memoryview](), list[memoryview](), list[memoryview]()
+    for field_number, encoded, content in _fields(message, MAX_FIELDS):
+        if field_number == _RAW:
             raw.append(content)
             continue
-        other.append(whole)
-        if number == _INPUTS:
+        other_fields.append(encoded)
+        if field_number == _INPUTS:
             inputs.append(content)
 
     def checked() -> tuple[str, str, CheckedBody]:
@@ -98,9 +98,9 @@ async def read_request(settings: Settings, message: memoryview) -> tuple[str, st
             raise invalid_request(
                 f"expected at most {MAX_NUMBERS} typed numbers, got more; send raw contents"
             )
-        given = parse(v2.ModelInferRequest, b"".join(other))
-        path = checked_path(given.model_name, given.model_version)
-        return given.model_name, path, check_message(settings, given, raw)
+        request = parse(v2.ModelInferRequest, b"".join(other_fields))
+        path = checked_path(request.model_name, request.model_version)
+        return request.model_name, path, check_message(settings, request, raw)
 
     if sum(map(len, inputs)) <= PIECE:
         return checked()
@@ -140,13 +140,13 @@ def _fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, memoryv
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
     """Return a number and the offset where it ends."""
-    number = 0
+    value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
         at += 1
-        number |= (byte & 0x7F) << shift
+        value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, at
+            return value, at
     raise LookupError
 
 
@@ -155,8 +155,8 @@ def _count(encoded: memoryview) -> int:
     if len(encoded) <= PIECE:
         return len(encoded)
     count = 0
-    for number, _, content in _fields(encoded, MAX_TEXTS):
-        for kind, _, values in _fields(content, MAX_TEXTS) if number == _CONTENTS else ():
+    for field_number, _, content in _fields(encoded, MAX_TEXTS):
+        for kind, _, values in _fields(content, MAX_TEXTS) if field_number == _CONTENTS else ():
             count += 1 if kind == _BYTES else _numbers(kind, values)
     return count
 
@@ -181,24 +181,24 @@ def parse(kind: type[Message], message: bytes | memoryview) -> Any:
 
 
 def check_message(
-    settings: Settings, given: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]
+    settings: GatewaySettings, request: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]
 ) -> CheckedBody:
     """Check a request and its raw contents.
 
     Raises:
         Failure: the request is invalid.
     """
-    for what, listed in ("inputs", given.inputs), ("outputs", given.outputs):
-        check_count(what, len(listed), MAX_TENSORS)
-    data = [memoryview(content) for content in _contents(given, raw)]
+    for items, listed in ("inputs", request.inputs), ("outputs", request.outputs):
+        check_count(items, len(listed), MAX_TENSORS)
+    data = [memoryview(content) for content in _contents(request, raw)]
     inputs = [
         Input(tensor.name, list(tensor.shape), tensor.datatype, {**_values(tensor), BINARY_SIZE: len(sent)})
-        for tensor, sent in zip(given.inputs, data, strict=True)
+        for tensor, sent in zip(request.inputs, data, strict=True)
     ]
-    outputs = [Output(output.name, {**_values(output), "binary_data": True}) for output in given.outputs]
-    parameters = {**_values(given), "binary_data_output": True}
+    outputs = [Output(output.name, {**_values(output), "binary_data": True}) for output in request.outputs]
+    parameters = {**_values(request), "binary_data_output": True}
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
-    return check(settings, Inference(inputs, given.id, outputs, parameters), data)
+    return check(settings, Inference(inputs, request.id, outputs, parameters), data)
 
 
 def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
@@ -221,41 +221,46 @@ def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
     return message
 
 
-def _values(given: Any) -> dict[str, Value]:
+def _values(message: Any) -> dict[str, Value]:
     """Return the parameters of a request or tensor."""
-    kinds = {name: (value.WhichOneof("parameter_choice"), value) for name, value in given.parameters.items()}
+    kinds = {
+        name: (value.WhichOneof("parameter_choice"), value) for name, value in message.parameters.items()
+    }
     return {name: getattr(value, kind) for name, (kind, value) in kinds.items() if kind}
 
 
-def _contents(given: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+def _contents(
+    request: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]
+) -> Sequence[bytes | memoryview]:
     """Return the binary data of the inputs."""
-    typed = [tensor for tensor in given.inputs if tensor.HasField("contents")]
-    if len(typed) == len(given.inputs) and not raw:
+    typed = [tensor for tensor in request.inputs if tensor.HasField("contents")]
+    if len(typed) == len(request.inputs) and not raw:
         return [_typed_contents(tensor) for tensor in typed]
-    if typed or len(raw) != len(given.inputs):
+    if typed or len(raw) != len(request.inputs):
         raise invalid_request(
-            f"expected {len(given.inputs)} raw contents or {len(given.inputs)} typed contents, "
+            f"expected {len(request.inputs)} raw contents or {len(request.inputs)} typed contents, "
             f"got {len(raw)} and {len(typed)}"
         )
     return raw
 
 
-def _typed_contents(given: Any) -> bytes:
-    if given.datatype not in CONTENTS:
+def _typed_contents(tensor: Any) -> bytes:
+    if tensor.datatype not in CONTENTS:
         raise invalid_request(
-            f"input '{given.name[:128]}': expected raw contents for {given.datatype[:32]!r}, got typed ones"
+            f"input '{tensor.name[:128]}': expected raw contents for {tensor.datatype[:32]!r}, got typed ones"
         )
-    field, dtype = CONTENTS[given.datatype]
-    filled = {descriptor.name: value for descriptor, value in given.contents.ListFields()}
+    field, dtype = CONTENTS[tensor.datatype]
+    filled = {descriptor.name: value for descriptor, value in tensor.contents.ListFields()}
     if filled.keys() - {field}:
         raise invalid_request(
-            f"input '{given.name[:128]}': expected {given.datatype[:32]} in {field}, got {', '.join(filled)}"
+            f"input '{tensor.name[:128]}': expected {tensor.datatype[:32]} in {field}, "
+            f"got {', '.join(filled)}"
         )
     values = filled.get(field, ())
-    if given.datatype == BYTES:
+    if tensor.datatype == BYTES:
         return b"".join(struct.pack("<I", len(element)) + element for element in values)
     try:  # in pieces, so that other threads can acquire Python's lock
         pieces = range(0, len(values), PIECE)
         return b"".join([np.array(values[at : at + PIECE], dtype).tobytes() for at in pieces])
     except OverflowError as error:
-        raise invalid_request(f"input '{given.name[:128]}': {error}") from None
+        raise invalid_request(f"input '{tensor.name[:128]}': {error}") from None

@@ -27,10 +27,10 @@ from nereid.client.classifier_errors import RequestRefused
 from nereid.client.model_client import ModelClient
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import MonitoredVariant, requests_of, series_of
-from nereid.insight.drift.recording import BOUNDS, Growth, History, bucket_name
+from nereid.insight.drift.recording import BOUNDS, History, SeriesCounts, bucket_name
 from nereid.models.routes.location import preprocessing_of
-from nereid.tasks import DEFAULT, outputs_of, task_of
-from nereid.tasks.task_outputs import Signals, TaskOutputs
+from nereid.tasks import DEFAULT, make_task_outputs, task_of
+from nereid.tasks.task_outputs import QualitySignals, TaskOutputs
 from nereid.vision.imaging.pipeline import Pipeline
 
 MIN_IMAGES = 100
@@ -42,14 +42,14 @@ Log = Callable[[str], None]
 
 @dataclass
 class VariantSignals:
-    """Signals of one variant while its images are classified, as if they were the growth of a page."""
+    """Signals of one variant while its images are classified, as if they were the increase of a page."""
 
     target: MonitoredVariant
     route: str
-    window: Growth = field(default_factory=dict)
+    window: SeriesCounts = field(default_factory=dict)
     images: int = 0
 
-    def add_outputs(self, signals: Signals) -> None:
+    def add_outputs(self, signals: QualitySignals) -> None:
         """Add the signals of a response."""
         for name, values in signals.of_images.items():
             for value in values:
@@ -74,7 +74,7 @@ def _bucket(signal: str, value: float) -> str:
 
 
 def reference_of(
-    target: MonitoredVariant, route: str, window: Growth, images: int, classes: Sequence[int]
+    target: MonitoredVariant, route: str, window: SeriesCounts, images: int, classes: Sequence[int]
 ) -> VariantReference:
     """Return the reference of a variant from a window; signals without a value are left out."""
     signals = {
@@ -107,7 +107,7 @@ def from_images(
     """
     measured: dict[str, VariantSignals] = {}
     outputs = [tensor.name for tensor in ModelConfig.from_file(repository / route, 1).outputs]
-    task = outputs_of(outputs)
+    task = make_task_outputs(outputs)
     client_class = (task_of(outputs) or DEFAULT).entry_point("client")
     with (
         client_class(url, "http", route, concurrency=CONCURRENCY) as client,
@@ -143,12 +143,12 @@ def from_images(
     return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
 
 
-def _meter(repository: Path, target: MonitoredVariant, found: VariantSignals) -> Pipeline | None:
+def _meter(repository: Path, target: MonitoredVariant, variant_signals: VariantSignals) -> Pipeline | None:
     config = preprocessing_of(repository, target.model)
-    return Pipeline.from_config(config, 1, 1, found.add_inputs) if config else None
+    return Pipeline.from_config(config, 1, 1, variant_signals.add_inputs) if config else None
 
 
-def _signals(client: ModelClient[Any], task: TaskOutputs, path: Path, variant: str) -> Signals | str:
+def _signals(client: ModelClient[Any], task: TaskOutputs, path: Path, variant: str) -> QualitySignals | str:
     try:
         outputs = client.arrays(path, variant=variant)
     except (OSError, RequestRefused) as error:

@@ -8,17 +8,17 @@ from msgspec import Struct
 
 from nereid.backends.routing.reference_file import CLASS, Reference, VariantReference
 from nereid.insight.drift import recording
-from nereid.insight.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
-from nereid.models.routes.location import RouteLocation, load_present_route, read_state
-from nereid.repository.layout import pins, readable_configs
-from nereid.server.command_line import PLAIN_PROFILE
+from nereid.insight.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, SeriesCounts
+from nereid.models.routes.location import RouteLocation, load_current_route, read_state
+from nereid.repository.repository_index import pins, readable_configs
+from nereid.server.command_line import ENSEMBLE_PROFILE
 
 # Minimum number of images in a window for a comparison.
 MIN_REQUESTS = 200
 # Probability that a comparison of one variant, of all its signals, exceeds a limit by chance.
 RISK = 1e-4
 MEASURES = ("psi", "js")
-Verdict = Literal["ok", "drift", "too few", "no reference"]
+DriftStatus = Literal["ok", "drift", "too few", "no reference"]
 
 
 class MonitoredVariant(Struct, frozen=True):
@@ -37,7 +37,7 @@ class SignalDrift(Struct, frozen=True):
 
     signal: str
     images: int
-    verdict: Verdict
+    verdict: DriftStatus
     score: dict[str, float] = {}
     limit: dict[str, float] = {}
 
@@ -74,7 +74,7 @@ def series_of(target: MonitoredVariant, route: str, signal: str) -> str:
     return recording.route_series(route, target.name, target.network_version, signal)
 
 
-def requests_of(target: MonitoredVariant, route: str, window: Growth) -> int:
+def requests_of(target: MonitoredVariant, route: str, window: SeriesCounts) -> int:
     """Return the measured responses of a variant in a window."""
     return max(sum(window.get(series_of(target, route, signal), {}).values()) for signal in OUTPUT_SIGNALS)
 
@@ -86,15 +86,17 @@ def why_not(target: MonitoredVariant, reference: Reference | None) -> str:
     if (variant := reference.variant(target.name)) is None:
         return "the reference does not have this variant"
     if (variant.model, variant.version) != (target.model, target.version):
-        mine = f"version {variant.version} of '{variant.model}'"
-        return f"the reference is of {mine}, the route serves version {target.version} of '{target.model}'"
+        compared = f"version {variant.version} of '{variant.model}'"
+        return (
+            f"the reference is of {compared}, the route serves version {target.version} of '{target.model}'"
+        )
     return ""
 
 
 def compare(
     target: MonitoredVariant,
     route: str,
-    window: Growth,
+    window: SeriesCounts,
     reference: Reference,
     min_requests: int = MIN_REQUESTS,
 ) -> tuple[SignalDrift, ...]:
@@ -105,22 +107,24 @@ def compare(
     Args:
         min_requests: minimum number of images for comparing a signal.
     """
-    mine = reference.variant(target.name)
-    assert mine is not None
-    of_reference = {*mine.signals, *([CLASS] if mine.classes else [])}
+    variant_reference = reference.variant(target.name)
+    assert variant_reference is not None
+    of_reference = {*variant_reference.signals, *([CLASS] if variant_reference.classes else [])}
     each_risk = RISK / (max(1, len(of_reference)) * len(MEASURES))
     drifts = []
     for signal in SIGNALS:
         counts = window.get(series_of(target, route, signal), {})
         if counts or signal in of_reference:
-            drifts.append(_compare_signal(signal, counts, mine, reference, min_requests, each_risk))
+            drifts.append(
+                _compare_signal(signal, counts, variant_reference, reference, min_requests, each_risk)
+            )
     return tuple(drifts)
 
 
 def _compare_signal(
     signal: str,
     counts: Mapping[str, int],
-    mine: VariantReference,
+    variant_reference: VariantReference,
     reference: Reference,
     min_requests: int,
     risk: float,
@@ -130,10 +134,10 @@ def _compare_signal(
 
     images = sum(counts.values())
     if signal == CLASS:
-        old: Sequence[int] = mine.classes
+        old: Sequence[int] = variant_reference.classes
         new: Sequence[int] = recording.class_counts(counts, reference.classes)
     else:
-        histogram = mine.signals.get(signal)
+        histogram = variant_reference.signals.get(signal)
         same = histogram is not None and histogram.bounds == recording.BOUNDS[signal]
         old = histogram.counts if histogram and same else ()
         new = recording.histogram(counts, signal)
@@ -141,16 +145,16 @@ def _compare_signal(
         return SignalDrift(signal, images, "no reference")
     if images < min_requests:
         return SignalDrift(signal, images, "too few")
-    groups = scores.joined(old, is_ordered=signal != CLASS)
+    groups = scores.group_buckets(old, is_ordered=signal != CLASS)
     old, new = scores.add_up(old, groups), scores.add_up(new, groups)
-    distance, most = scores.distance(old, new), scores.limit(tuple(old), scores.rounded_down(images), risk)
-    is_over = distance.psi > most.psi or distance.js > most.js
+    distance, limit = scores.distance(old, new), scores.limit(tuple(old), scores.rounded_down(images), risk)
+    is_over = distance.psi > limit.psi or distance.js > limit.js
     return SignalDrift(
         signal,
         images,
         "drift" if is_over else "ok",
         {"psi": distance.psi, "js": distance.js},
-        {"psi": most.psi, "js": most.js},
+        {"psi": limit.psi, "js": limit.js},
     )
 
 
@@ -163,23 +167,23 @@ def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
         OperationFailed, InvalidConfig: the route file is missing or invalid.
         OSError: it cannot be read.
     """
-    loaded = load_present_route(location, read_state(location))
-    measured = _measured(location.repository, profile)
+    loaded = load_current_route(location, read_state(location))
+    measured = _image_meters(location.repository, profile)
     return [
         MonitoredVariant(
             variant.name,
             variant.model,
             variant.version,
             loaded.network_versions[variant.name],
-            *_place(measured.get(variant.model), variant.version),
+            *_measured_by(measured.get(variant.model), variant.version),
         )
         for variant in loaded.route.variants
     ]
 
 
-def _measured(repository: Path, profile: str) -> dict[str, tuple[str, int]]:
+def _image_meters(repository: Path, profile: str) -> dict[str, tuple[str, int]]:
     """Return the model and version that measure a pinned model's images; version 0 for its own."""
-    plain = "" if profile == PLAIN_PROFILE else profile
+    plain = "" if profile == ENSEMBLE_PROFILE else profile
     documents = readable_configs(repository, plain)
     meters = {}
     for pin in pins(repository, documents):
@@ -188,6 +192,6 @@ def _measured(repository: Path, profile: str) -> dict[str, tuple[str, int]]:
     return meters
 
 
-def _place(measured: tuple[str, int] | None, version: int) -> tuple[str, int]:
+def _measured_by(measured: tuple[str, int] | None, version: int) -> tuple[str, int]:
     model, its_version = measured or ("", 0)
     return model, its_version or version

@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.errors import OperationFailed
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.insight.drift.monitor import STATE_FILE, DriftState, RouteDrift
 from nereid.insight.drift.recording import History, shadow_series
-from nereid.server.run_dir import GatewayRecord
+from nereid.server.run_dir import GatewayInfo
 
 PAGE_TIMEOUT_S = 5.0
 # Two-sided 95 % of the normal distribution.
 Z = 1.959964
 # Time span of one row of shadow agreement.
-AGREEMENT_S = 1800.0
+AGREEMENT_SPAN_S = 1800.0
 FEEDBACK = "nereid_gateway_feedback_total"
 
 
@@ -54,7 +54,7 @@ class DriftReport(Struct, frozen=True):
     accuracy: tuple[Accuracy, ...]
 
 
-def report(folder: Path, route: str, gateways: Sequence[GatewayRecord]) -> DriftReport:
+def report(folder: Path, route: str, gateways: Sequence[GatewayInfo]) -> DriftReport:
     """Return the report of a route.
 
     Args:
@@ -87,12 +87,14 @@ def agreement(history: History, route: str, now: float) -> list[Agreement]:
     prefix = shadow_series(route, "")
     counts: dict[tuple[str, int], Counter[str]] = {}
     for slot in history.slots:
-        age = int((now - slot.at) // AGREEMENT_S)
-        for name, grown in slot.growth.items():
+        age = int((now - slot.at) // AGREEMENT_SPAN_S)
+        for name, added in slot.increase.items():
             if name.startswith(prefix):
-                counts.setdefault((name.removeprefix(prefix), age), Counter()).update(grown)
+                counts.setdefault((name.removeprefix(prefix), age), Counter()).update(added)
     return [
-        Agreement(shadow, age * AGREEMENT_S, outcomes["agreed"] + outcomes["disagreed"], outcomes["agreed"])
+        Agreement(
+            shadow, age * AGREEMENT_SPAN_S, outcomes["agreed"] + outcomes["disagreed"], outcomes["agreed"]
+        )
         for (shadow, age), outcomes in sorted(counts.items())
         if outcomes["agreed"] + outcomes["disagreed"]
     ]
@@ -121,14 +123,14 @@ def accuracy(feedback: Counter[tuple[str, str]]) -> list[Accuracy]:
     return accuracies
 
 
-def _feedback(gateways: Sequence[GatewayRecord], route: str) -> Counter[tuple[str, str]]:
+def _feedback(gateways: Sequence[GatewayInfo], route: str) -> Counter[tuple[str, str]]:
     counts = Counter[tuple[str, str]]()
     for gateway in gateways:
         try:
-            text = metrics_page.fetch(gateway.url, PAGE_TIMEOUT_S)
+            text = prometheus_text.fetch(gateway.url, PAGE_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             continue
-        page = MetricSamples.parse(text, (FEEDBACK,), {"model": route})
-        for (variant, result), count in page.sums(FEEDBACK, "variant", "result").items():
+        samples = MetricSamples.parse(text, (FEEDBACK,), {"model": route})
+        for (variant, result), count in samples.sums(FEEDBACK, "variant", "result").items():
             counts[variant, result] += int(count)
     return counts

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import Labels, MetricSamples, gauge, render
+from nereid.base.prometheus_text import MetricLabels, MetricSamples, gauge, render
 from nereid.insight.drift.comparison import (
     MEASURES,
     MIN_REQUESTS,
@@ -28,17 +28,17 @@ from nereid.insight.drift.recording import (
     PREFIXES,
     History,
     RecordedInterval,
-    growth_of,
     replace,
     route_series,
+    series_counts,
 )
 from nereid.models.routes.location import RouteLocation, find_routes
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 
 STATE_FILE = "drift.json"
 PAGE_TIMEOUT_S = 10.0
 # Seconds between checks for a due poll, so that the first window begins soon after the start.
-CHECK_S = 5.0
+CHECK_INTERVAL_S = 5.0
 Log = Callable[[str], None]
 PREFIX = "nereid_drift_"
 METRICS = {
@@ -83,7 +83,7 @@ class DriftState(Struct, frozen=True):
 class Server(Struct, frozen=True):
     """A running server, and its run directory."""
 
-    record: ServerRecord
+    info: ServerInfo
     folder: Path
 
 
@@ -106,12 +106,12 @@ class Monitor:
     unix_time: Callable[[], float] = time.time
     history: History = field(default_factory=History)
     state: DriftState | None = None
-    _page: MetricSamples | None = None
+    _samples: MetricSamples | None = None
     _pid: int = 0
     _paged_at: float = 0.0
     _watches: dict[str, ReferenceWatch] = field(default_factory=dict)
     _drifting: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    _trouble: str = ""
+    _logged_error: str = ""
     _references: list[tuple[str, int]] = field(default_factory=list)
 
     def is_due(self) -> bool:
@@ -120,16 +120,16 @@ class Monitor:
         return self.state is None or is_over or self._references != self._signature()
 
     def poll(self) -> None:
-        """Record the growth since the last poll, and compare; trouble is logged once."""
+        """Record the increase since the last poll, and compare; trouble is logged once."""
         try:
             self._poll()
-            self._trouble = ""
+            self._logged_error = ""
         except Exception as error:
             # An unforeseen error is logged; it must not end the monitor.
             text = f"drift: {type(error).__name__}: {error}"
-            if text != self._trouble:
+            if text != self._logged_error:
                 self.log(text)
-            self._trouble = text
+            self._logged_error = text
 
     def _poll(self) -> None:
         locations = find_routes(self.repository)
@@ -137,9 +137,9 @@ class Monitor:
         if server is None:
             return
         now, self._references = self.unix_time(), self._signature()
-        self._record(server.record, now)
+        self._record(server.info, now)
         _, covered_s = self.history.window(now, self.timing.window_s)
-        routes = tuple(self._route(location, server.record.profile, now) for location in locations)
+        routes = tuple(self._route(location, server.info.profile, now) for location in locations)
         self.state = DriftState(now, self.timing.window_s, covered_s, routes)
         self._report(self.state)
         with contextlib.suppress(FileNotFoundError):  # the server has just ended
@@ -153,15 +153,17 @@ class Monitor:
                 stamps.append((path.name, path.stat().st_mtime_ns))
         return sorted(stamps)
 
-    def _record(self, record: ServerRecord, now: float) -> None:
-        """Append the growth since the last page of this server; a new server's first page is the base."""
-        page = MetricSamples.parse(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S), PREFIXES)
-        if self._page:
+    def _record(self, server_info: ServerInfo, now: float) -> None:
+        """Append the increase since the last page of this server; a new server's first page is the base."""
+        samples = MetricSamples.parse(
+            prometheus_text.fetch(server_info.url("metrics"), PAGE_TIMEOUT_S), PREFIXES
+        )
+        if self._samples:
             # A server that started since the last poll counts from zero.
-            growth = page - self._page if record.pid == self._pid else page
+            increase = samples - self._samples if server_info.pid == self._pid else samples
             seconds = min(now - self._paged_at, 2 * self.timing.interval_s)
-            self.history.add(RecordedInterval(now, seconds, growth_of(growth)))
-        self._page, self._pid, self._paged_at = page, record.pid, now
+            self.history.add(RecordedInterval(now, seconds, series_counts(increase)))
+        self._samples, self._pid, self._paged_at = samples, server_info.pid, now
 
     def _route(self, location: RouteLocation, profile: str, now: float) -> RouteDrift:
         watch = self._watches.setdefault(
@@ -176,7 +178,7 @@ class Monitor:
         window, _ = self.history.window(now, self.timing.window_s, watch.stored)
         for target in targets:
             prefix = route_series(location.name, target.name, target.network_version, "")
-            grew = self.history.last_growth(prefix)
+            grew = self.history.last_increase(prefix)
             problem = watch.problem or why_not(target, reference)
             signals: Any = ()
             if reference and not problem:
@@ -201,14 +203,14 @@ class Monitor:
                 key = route.route, variant.variant
                 over = tuple(signal.signal for signal in variant.signals if signal.verdict == "drift")
                 if over != self._drifting.get(key, ()):
-                    what = f"exceeds its limit: {', '.join(over)}" if over else "has no signal over its limit"
-                    self.log(f"drift: variant '{variant.variant}' of '{route.route}' {what}")
+                    text = f"exceeds its limit: {', '.join(over)}" if over else "has no signal over its limit"
+                    self.log(f"drift: variant '{variant.variant}' of '{route.route}' {text}")
                 self._drifting[key] = over
 
 
 def watch(monitor: Monitor, stop: threading.Event) -> None:
     """Poll when one is due, until `stop` is set."""
-    while not stop.wait(min(CHECK_S, monitor.timing.interval_s)):
+    while not stop.wait(min(CHECK_INTERVAL_S, monitor.timing.interval_s)):
         if monitor.is_due():
             monitor.poll()
 
@@ -227,8 +229,8 @@ def metrics(state: DriftState | None) -> str:
     return render(samples, PREFIX, METRICS) if samples else ""
 
 
-def _samples(route: str, variant: VariantDrift) -> Iterator[tuple[tuple[str, Labels], float]]:
-    labels: Labels = (("route", route), ("variant", variant.variant))
+def _samples(route: str, variant: VariantDrift) -> Iterator[tuple[tuple[str, MetricLabels], float]]:
+    labels: MetricLabels = (("route", route), ("variant", variant.variant))
     yield ("window_requests", labels), float(variant.requests)
     if variant.reference_age_s is not None:
         yield ("reference_age_seconds", labels), variant.reference_age_s

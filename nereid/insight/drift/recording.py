@@ -1,4 +1,4 @@
-"""The recorded growth of all signals over the last hours; bounded."""
+"""The recorded increase of all signals over the last hours; bounded."""
 
 import sys
 from collections import deque
@@ -12,13 +12,15 @@ from msgspec import Struct
 
 from nereid.backends.routing.reference_file import CLASS
 from nereid.backends.triton.metrics import IMAGE_METRICS, IMAGE_PREFIX, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
-from nereid.base.metrics_page import BUCKET, MetricSamples, without_lag
+from nereid.base.prometheus_text import BUCKET, MetricSamples, without_lag
 
-OUTPUT_SIGNALS = tuple(name for name, about in ROUTE_QUALITY_METRICS.items() if about.kind == "TALLY")
+OUTPUT_SIGNALS = tuple(
+    name for name, spec in ROUTE_QUALITY_METRICS.items() if spec.kind == "COUNTER_HISTOGRAM"
+)
 INPUT_SIGNALS = tuple(IMAGE_METRICS)
 SIGNALS = (*OUTPUT_SIGNALS, CLASS, *INPUT_SIGNALS)
 BOUNDS: Mapping[str, tuple[float, ...]] = {
-    name: about.buckets for name, about in {**ROUTE_QUALITY_METRICS, **IMAGE_METRICS}.items() if about.buckets
+    name: spec.buckets for name, spec in {**ROUTE_QUALITY_METRICS, **IMAGE_METRICS}.items() if spec.buckets
 }
 PREDICTED, SHADOWS = f"{ROUTE_PREFIX}predicted_total", f"{ROUTE_PREFIX}shadow_requests_total"
 # Prefixes of all metrics with signals.
@@ -33,11 +35,11 @@ MAX_SLOTS = 360
 # More series than 16 variants have; a page with more is not recorded completely.
 MAX_SERIES = 1024
 # Seconds until a route counts the classes of a new reference, and has reported all others.
-CLASSES_AFTER_S = 6.0
+CLASSES_DELAY_S = 6.0
 SEPARATOR = "|"
 # By series, the counts by bucket (its upper bound), by class, or by outcome; without zeros. The count of a
 # bucket that lags behind a smaller one is negative, and a later slot makes up for it.
-Growth: TypeAlias = dict[str, dict[str, int]]
+SeriesCounts: TypeAlias = dict[str, dict[str, int]]
 
 
 def route_series(route: str, variant: str, version: str, signal: str) -> str:
@@ -55,30 +57,30 @@ def shadow_series(route: str, shadow: str) -> str:
     return SEPARATOR.join(("shadow", route, shadow))
 
 
-def growth_of(page: MetricSamples) -> Growth:
-    """Return the signals in the growth of a metrics page, summed over a route's instances."""
-    growth: Growth = {}
+def series_counts(samples: MetricSamples) -> SeriesCounts:
+    """Return the signals in the increase of a metrics page, summed over a route's instances."""
+    increase: SeriesCounts = {}
 
     def add(series: str, counts: Mapping[str, float]) -> None:
-        if len(growth) < MAX_SERIES or series in growth:
+        if len(increase) < MAX_SERIES or series in increase:
             for bucket, count in counts.items():
                 if count:
                     # Interned, because each slot of the history has the same names.
-                    growth.setdefault(sys.intern(series), {})[sys.intern(bucket)] = int(count)
+                    increase.setdefault(sys.intern(series), {})[sys.intern(bucket)] = int(count)
 
     for signal in OUTPUT_SIGNALS:
-        variants = page.buckets(ROUTE_PREFIX + signal, "route", "variant", "version")
+        variants = samples.buckets(ROUTE_PREFIX + signal, "route", "variant", "version")
         for (route, variant, version), counts in variants.items():
             add(route_series(route, variant, version, signal), _by_name(counts))
     for signal in INPUT_SIGNALS:
-        for (model, version), counts in page.buckets(IMAGE_PREFIX + signal, "model", "version").items():
+        for (model, version), counts in samples.buckets(IMAGE_PREFIX + signal, "model", "version").items():
             add(image_series(model, version, signal), _by_name(counts))
-    classes = page.sums(PREDICTED, "route", "variant", "version", "class")
+    classes = samples.sums(PREDICTED, "route", "variant", "version", "class")
     for (route, variant, version, index), count in classes.items():
         add(route_series(route, variant, version, CLASS), {index: count})
-    for (route, shadow, outcome), count in page.sums(SHADOWS, "route", "shadow", "outcome").items():
+    for (route, shadow, outcome), count in samples.sums(SHADOWS, "route", "shadow", "outcome").items():
         add(shadow_series(route, shadow), {outcome: count})
-    return growth
+    return increase
 
 
 def _by_name(counts: Mapping[float, float]) -> dict[str, float]:
@@ -103,11 +105,11 @@ def class_counts(counts: Mapping[str, int], classes: Sequence[int]) -> list[int]
 
 
 class RecordedInterval(Struct, frozen=True):
-    """The growth of the `seconds` before `at`, in Unix time."""
+    """The increase of the `seconds` before `at`, in Unix time."""
 
     at: float
     seconds: float
-    growth: Growth
+    increase: SeriesCounts = msgspec.field(name="growth")
 
 
 class History:
@@ -120,30 +122,30 @@ class History:
         """Append a slot; beyond the limit, the oldest one is dropped."""
         self.slots.append(slot)
 
-    def window(self, now: float, seconds: float, stored: float = -inf) -> tuple[Growth, float]:
-        """Return the growth in the slots that ended in the last `seconds`, and the seconds they cover.
+    def window(self, now: float, seconds: float, stored: float = -inf) -> tuple[SeriesCounts, float]:
+        """Return the increase in the slots that ended in the last `seconds`, and the seconds they cover.
 
         Classes count only after a reference was `stored`. Before, the route counted other classes.
         """
-        total: Growth = {}
+        total: SeriesCounts = {}
         covered = 0.0
         for slot in self.slots:
             if now - slot.at >= seconds:
                 continue
             covered += slot.seconds
-            has_classes = slot.at - slot.seconds >= stored + CLASSES_AFTER_S
-            for series, counts in slot.growth.items():
+            has_classes = slot.at - slot.seconds >= stored + CLASSES_DELAY_S
+            for series, counts in slot.increase.items():
                 if has_classes or not series.endswith(SEPARATOR + CLASS):
                     summed = total.setdefault(series, {})
                     for bucket, count in counts.items():
                         summed[bucket] = summed.get(bucket, 0) + count
         return total, covered
 
-    def last_growth(self, prefix: str) -> float | None:
+    def last_increase(self, prefix: str) -> float | None:
         """Return when a series with this prefix last grew, in Unix time; None if it never did."""
         for slot in reversed(self.slots):
             if any(
-                series.startswith(prefix) and sum(new.values()) > 0 for series, new in slot.growth.items()
+                series.startswith(prefix) and sum(new.values()) > 0 for series, new in slot.increase.items()
             ):
                 return slot.at
         return None

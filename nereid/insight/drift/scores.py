@@ -44,7 +44,7 @@ def limit(reference: tuple[int, ...], images: int, risk: float) -> Distance:
     the same in every call, so that a limit never flickers.
 
     Args:
-        reference: joined histogram of the reference, see `joined`.
+        reference: joined histogram of the reference, see `group_buckets`.
         images: size of the window.
         risk: probability of a false alarm, for each of the two distances.
     """
@@ -62,37 +62,37 @@ def rounded_down(images: int) -> int:
     return images // unit * unit
 
 
-def joined(counts: Sequence[int], is_ordered: bool = True) -> list[list[int]]:
+def group_buckets(counts: Sequence[int], is_ordered: bool = True) -> list[list[int]]:
     """Return the groups of buckets that are compared, each a list of indices.
 
     Args:
         counts: histogram of the reference.
         is_ordered: neighbours are joined; else all rare buckets together, and the last one stays alone.
     """
-    least = max(MIN_SHARE * sum(counts), MIN_IMAGES)
+    min_count = max(MIN_SHARE * sum(counts), MIN_IMAGES)
     if not is_ordered:
-        return _joined_rare(counts, least)
+        return _group_rare(counts, min_count)
     groups: list[list[int]] = [[]]
-    for place in range(len(counts)):
-        if groups[-1] and sum(counts[index] for index in groups[-1]) >= least:
+    for index in range(len(counts)):
+        if groups[-1] and sum(counts[index] for index in groups[-1]) >= min_count:
             groups.append([])
-        groups[-1].append(place)
-    if len(groups) > 1 and sum(counts[index] for index in groups[-1]) < least:
-        last = groups.pop()
-        groups[-1] += last
+        groups[-1].append(index)
+    if len(groups) > 1 and sum(counts[index] for index in groups[-1]) < min_count:
+        last_group = groups.pop()
+        groups[-1] += last_group
     return groups
 
 
-def _joined_rare(counts: Sequence[int], least: float) -> list[list[int]]:
+def _group_rare(counts: Sequence[int], min_count: float) -> list[list[int]]:
     *named, last = range(len(counts))
-    groups = [[place] for place in named if counts[place] >= least]
-    rare = [place for place in named if counts[place] < least]
+    groups = [[index] for index in named if counts[index] >= min_count]
+    rare = [index for index in named if counts[index] < min_count]
     rest = [last]
-    if sum(counts[place] for place in rare) >= least:
+    if sum(counts[index] for index in rare) >= min_count:
         groups.append(rare)
     else:
         rest += rare
-    if sum(counts[place] for place in rest) >= least or not groups:
+    if sum(counts[index] for index in rest) >= min_count or not groups:
         return [*groups, rest]
     groups[-1] = groups[-1] + rest
     return groups
@@ -100,7 +100,7 @@ def _joined_rare(counts: Sequence[int], least: float) -> list[list[int]]:
 
 def add_up(counts: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the counts of each group."""
-    return tuple(sum(counts[place] for place in group) for group in groups)
+    return tuple(sum(counts[index] for index in group) for group in groups)
 
 
 def _distances(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -80,7 +80,7 @@ class ProcessCounts:
 
     ran_s: float = 0.0
     waited_s: float = 0.0
-    faults: int = 0
+    page_faults: int = 0
     switches: int = 0
 
 
@@ -134,20 +134,20 @@ def read(server: int, roots: Collection[int], proc: Path = PROC) -> Counts:
 def between(before: Counts, after: Counts) -> Contention:
     """Return the rates between two moments; a process that started in between counts from its start."""
     seconds = max(after.now_s - before.now_s, 1e-9)
-    grown = [
+    pairs = [
         (counts, before.processes.get(process, ProcessCounts()))
         for process, counts in after.processes.items()
     ]
-    ran_s = sum(now.ran_s - then.ran_s for now, then in grown)
+    ran_s = sum(now.ran_s - then.ran_s for now, then in pairs)
     # The counts of threads that ended are lost.
-    waited_s = sum(max(0.0, now.waited_s - then.waited_s) for now, then in grown)
-    switches = sum(max(0, now.switches - then.switches) for now, then in grown)
+    waited_s = sum(max(0.0, now.waited_s - then.waited_s) for now, then in pairs)
+    switches = sum(max(0, now.switches - then.switches) for now, then in pairs)
     return Contention(
         after.cores,
         ran_s / seconds,
         max(0.0, after.busy_s - before.busy_s - ran_s) / seconds,
         waited_s / max(ran_s, 1 / TICKS_PER_S),
-        sum(now.faults - then.faults for now, then in grown) / seconds,
+        sum(now.page_faults - then.page_faults for now, then in pairs) / seconds,
         switches / seconds,
         max(0, after.throttled - before.throttled) / max(1, after.periods - before.periods),
     )

@@ -15,14 +15,14 @@ from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.units import format_bytes
 from nereid.insight.observe import gpu_findings
 from nereid.insight.observe.gpu_findings import Finding
-from nereid.repository.fitting import Machine, plan_instances
-from nereid.repository.layout import describe_threads, thread_budget
+from nereid.repository.instance_sizing import Machine, plan_instances
+from nereid.repository.repository_index import describe_threads, thread_budget
 from nereid.server import gpu_profile, nvidia_smi, preflight, run_dir
 from nereid.server.command_line import TritonOptions, environment
 from nereid.server.gpu_profile import GpuPackages, choose
 from nereid.server.installation import FOLDER, INSTALL, find_installation
 from nereid.server.ports import why_unusable
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 
 # nvidia-pytriton does not state its Triton release. An end-to-end test compares with the server's version.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
@@ -35,7 +35,7 @@ SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 PACKAGES = {"libz.so.1": "zlib1g", "libexpat.so.1": "libexpat1", "libstdc++.so.6": "libstdc++6"}
 
 
-def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iterator[Finding]:
+def diagnose(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iterator[Finding]:
     """Run all checks for serving `repository`; the environment `inherited` locates running servers."""
     yield _python()
     yield _triton(inherited)
@@ -59,8 +59,8 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
 def _python() -> Finding:
     here = preflight.PYTHON, preflight.library_folders()
     if missing := preflight.missing(*here):
-        what, fix = missing[0]
-        return Finding("Python", "fail", f"missing: {what}", fix)
+        part, fix = missing[0]
+        return Finding("Python", "fail", f"missing: {part}", fix)
     return Finding("Python", "ok", f"{here[0]}, shared library in {preflight.find_libpython(*here)}")
 
 
@@ -71,13 +71,13 @@ def _triton(inherited: Mapping[str, str]) -> Finding:
         return Finding("Triton", "fail", error.reason, error.fix)
     if FOLDER in inherited:
         return Finding("Triton", "ok", f"{installation.server}, named by {FOLDER}")
-    version = _installed("nvidia-pytriton")
+    version = _installed_version("nvidia-pytriton")
     triton = TRITON_OF_PYTRITON.get(version, "unknown")
     return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
 
 
 def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
-    what = "stub's libraries"
+    check = "stub's libraries"
     try:
         installation = find_installation(inherited)
         variables = environment(installation, inherited)
@@ -85,14 +85,14 @@ def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
             ["ldd", installation.stub], env=variables, capture_output=True, text=True, check=True
         ).stdout
     except ServerError as error:
-        return Finding(what, "fail", error.reason, error.fix)
+        return Finding(check, "fail", error.reason, error.fix)
     except (OSError, subprocess.CalledProcessError) as error:
-        return Finding(what, "note", f"not checked, ldd failed: {error}")
+        return Finding(check, "note", f"not checked, ldd failed: {error}")
     missing = [line.split()[0] for line in linked.splitlines() if "not found" in line]
     if missing:
         packages = " ".join(PACKAGES.get(library, library) for library in missing)
-        return Finding(what, "fail", f"not found: {', '.join(missing)}", f"apt-get install {packages}")
-    return Finding(what, "ok", "all found")
+        return Finding(check, "fail", f"not found: {', '.join(missing)}", f"apt-get install {packages}")
+    return Finding(check, "ok", "all found")
 
 
 def _onnxruntime() -> Finding:
@@ -100,9 +100,9 @@ def _onnxruntime() -> Finding:
         import onnxruntime
     except ImportError:
         return Finding("ONNX Runtime", "fail", "not installed", INSTALL)
-    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
+    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed_version(name)]
     if len(both) > 1:
-        cupy = GpuPackages.present().cupy
+        cupy = GpuPackages.detect().cupy
         fix = gpu_profile.install_command(cupy[0].cuda) if cupy else INSTALL
         return Finding("ONNX Runtime", "fail", *gpu_profile.conflict(both, fix))
     providers = ", ".join(onnxruntime.get_available_providers())
@@ -133,19 +133,19 @@ def _connections() -> Finding:
 
 def _regions() -> Finding:
     """Remove the shared memory of killed servers."""
-    what = "shared memory regions"
+    check = "shared memory regions"
     if servers := stub_memory.remove_stale():
-        return Finding(what, "note", f"removed the regions of {len(servers)} killed servers")
-    return Finding(what, "ok", "none left over")
+        return Finding(check, "note", f"removed the regions of {len(servers)} killed servers")
+    return Finding(check, "ok", "none left over")
 
 
 def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
     servers = []
     variables = inherited
     with contextlib.suppress(ServerError):  # reported by another check
-        servers = [record.pid for record in run_dir.find_all(run_dir.root(inherited))]
+        servers = [server.pid for server in run_dir.find_all(run_dir.root(inherited))]
         variables = environment(find_installation(inherited), inherited)
-    yield from gpu_findings.examine(variables, servers)
+    yield from gpu_findings.diagnose_gpus(variables, servers)
     if nvidia_smi.why_absent(inherited.get("PATH", "")):
         return
     choice = choose(repository, inherited)
@@ -154,7 +154,7 @@ def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
 
 def _threads(options: TritonOptions) -> Finding:
     try:
-        chosen = plan_instances(options.repository, options.profile, Machine.present())
+        chosen = plan_instances(options.repository, options.profile, Machine.detect())
         budget = thread_budget(options.repository, options.profile, chosen.counts)
         text, fits = describe_threads(budget)
     except InvalidConfig as error:
@@ -164,16 +164,16 @@ def _threads(options: TritonOptions) -> Finding:
     return Finding("threads", "ok" if fits else "note", text, fix)
 
 
-def _port(name: str, host: str, port: int, running: ServerRecord | None) -> Finding:
-    what = f"{name} port"
+def _port(name: str, host: str, port: int, running: ServerInfo | None) -> Finding:
+    check = f"{name} port"
     if running and getattr(running.ports, name) == port:
-        return Finding(what, "ok", f"{port} is in use by this repository's server")
+        return Finding(check, "ok", f"{port} is in use by this repository's server")
     if reason := why_unusable(host, port):
-        return Finding(what, "note", f"{port} cannot be used: {reason}", f"nereid serve --{name}-port 0")
-    return Finding(what, "ok", f"{port} is free")
+        return Finding(check, "note", f"{port} cannot be used: {reason}", f"nereid serve --{name}-port 0")
+    return Finding(check, "ok", f"{port} is free")
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

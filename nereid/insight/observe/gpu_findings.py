@@ -18,7 +18,7 @@ from nereid.server.nvidia_smi import Device, Gpu, GpuProcess
 
 Status = Literal["ok", "note", "fail"]
 # The first use of a GPU after a boot takes seconds, and ONNX Runtime loads 1 GB of libraries.
-PROBE_S = 60.0
+PROBE_TIMEOUT_S = 60.0
 MODULE = "nereid.insight.observe.gpu_probe"
 MISSING_LIBRARY = re.compile(r"\b(lib[\w+-]+\.so[.\d]*): cannot open shared object file")
 # Last lines of a program that do not give the reason.
@@ -40,7 +40,7 @@ FIXES = {
 # Estimated, not measured: contexts of Triton and two stubs at 0.5 GiB each, and the pool of an ensemble.
 MIN_FREE_MIB = 2048
 MIB = 2**20
-ALONE = ("Exclusive_Process", "Exclusive_Thread", "Prohibited")
+EXCLUSIVE_MODES = ("Exclusive_Process", "Exclusive_Thread", "Prohibited")
 LOG_FIX = "dmesg (lines with NVRM or Xid); restart the machine"
 RESTART_FIX = "restart the machine; if errors return, replace the GPU"
 CLOCKS_FIX = "check the cooling and the power supply; nvidia-smi -q -d PERFORMANCE,POWER"
@@ -65,12 +65,12 @@ def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Find
             return
 
 
-def run(probe: str, environment: Mapping[str, str], cuda: int, limit_s: float = PROBE_S) -> Finding:
+def run(probe: str, environment: Mapping[str, str], cuda: int, limit_s: float = PROBE_TIMEOUT_S) -> Finding:
     """Run a program in a process of its own, for at most `limit_s` seconds."""
-    words = [sys.executable, "-P", "-m", MODULE, probe]
+    command = [sys.executable, "-P", "-m", MODULE, probe]
     # Otherwise CuPy may find the kernel on disk instead of compiling it.
     variables = {**environment, "CUPY_CACHE_IN_MEMORY": "1"}
-    status, output = run_within(words, limit_s, variables)
+    status, output = run_within(command, limit_s, variables)
     return finding(PROBES[probe], status, output, limit_s, cuda)
 
 
@@ -83,19 +83,21 @@ def finding(check: str, status: int | None, output: str, limit_s: float, cuda: i
     """
     output = COLORS.sub("", output)
     lines = [line for line in output.splitlines() if not NOISE.search(line)]
-    last = lines[-1].strip() if lines else "no output"
+    last_line = lines[-1].strip() if lines else "no output"
     if status == 0:
-        return Finding(check, "ok", last)
+        return Finding(check, "ok", last_line)
     fix = fix_of(output, cuda)
     if status is None:
-        text = f"not done after {limit_s:g} s; its output ends: {last}"
+        text = f"not done after {limit_s:g} s; its output ends: {last_line}"
         return Finding(check, "fail", text, fix or "dmesg (lines with Xid); restart the machine")
     if status < 0:
-        text = f"a library ended the process with {signal.Signals(-status).name}; its output ends: {last}"
+        text = (
+            f"a library ended the process with {signal.Signals(-status).name}; its output ends: {last_line}"
+        )
         return Finding(check, "fail", text, fix or gpu_profile.install_command(cuda))
     if missing := MISSING_LIBRARY.search(output):
-        return Finding(check, "fail", f"{missing[1]} is missing; {last}", fix)
-    return Finding(check, "fail", last, fix)
+        return Finding(check, "fail", f"{missing[1]} is missing; {last_line}", fix)
+    return Finding(check, "fail", last_line, fix)
 
 
 def fix_of(text: str, cuda: int) -> str:
@@ -107,7 +109,7 @@ def fix_of(text: str, cuda: int) -> str:
             more = "nvidia-cudnn-cu13 nvidia-cublas nvidia-cufft nvidia-curand"
             return f"{gpu_profile.install_command(cuda)} {more}"
         return gpu_profile.install_command(cuda)
-    return next((fix for words, fix in FIXES.items() if words in text), "")
+    return next((fix for phrase, fix in FIXES.items() if phrase in text), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +141,11 @@ class GpuReadings:
         )
 
 
-def examine(
+def diagnose_gpus(
     environment: Mapping[str, str],
     servers: Collection[int],
     devices: Path = nvidia_smi.DEVICES,
-    find_packages: Callable[[], GpuPackages] = GpuPackages.present,
+    find_packages: Callable[[], GpuPackages] = GpuPackages.detect,
 ) -> Iterator[Finding]:
     """Run all checks of a machine with a GPU; one finding on a machine without.
 
@@ -229,7 +231,7 @@ def _memory(gpu: Gpu, processes: Sequence[GpuProcess], servers: Collection[int])
     ]
     text = f"{gpu.index}: {format_bytes(int(free_mib * MIB))} free"
     if others:
-        text += f"; used by {', '.join(map(_described, others))}"
+        text += f"; used by {', '.join(map(_describe, others))}"
     if free_mib >= MIN_FREE_MIB:
         return Finding("GPU memory", "ok", text)
     if not others:
@@ -238,7 +240,7 @@ def _memory(gpu: Gpu, processes: Sequence[GpuProcess], servers: Collection[int])
     return Finding("GPU memory", "note", text, fix)
 
 
-def _described(process: GpuProcess) -> str:
+def _describe(process: GpuProcess) -> str:
     memory = "" if process.memory_mib is None else f" {process.memory_mib} MiB"
     return f"{Path(process.name).name} (pid {process.pid}){memory}"
 
@@ -253,7 +255,7 @@ def _is_ours(pid: int, servers: Collection[int]) -> bool:
 def _modes(readings: GpuReadings) -> Iterator[Finding]:
     has_mps = any(Path(process.name).name == MPS for process in readings.processes)
     for gpu in readings.gpus:
-        if gpu.compute_mode in ALONE and not (has_mps and gpu.compute_mode == ALONE[0]):
+        if gpu.compute_mode in EXCLUSIVE_MODES and not (has_mps and gpu.compute_mode == EXCLUSIVE_MODES[0]):
             text = f"{gpu.index}: mode {gpu.compute_mode}, and a server has several processes on a GPU"
             yield Finding("compute mode", "fail", text, f"nvidia-smi --id={gpu.index} --compute-mode=DEFAULT")
         if gpu.mig == "Enabled":

@@ -11,7 +11,7 @@ from nereid.backends.triton import stub_processes
 from nereid.base.config.instance_bounds import read_bounds
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.routes.location import check_repository, find_route, read_state
-from nereid.repository.layout import (
+from nereid.repository.repository_index import (
     ROUTE,
     backend_of,
     is_post_processing,
@@ -22,9 +22,9 @@ from nereid.repository.layout import (
     unused_models,
 )
 from nereid.server import run_dir
-from nereid.server.command_line import PLAIN_PROFILE
-from nereid.server.control import Control
-from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.command_line import ENSEMBLE_PROFILE
+from nereid.server.model_control import ModelControl
+from nereid.server.run_dir import GatewayInfo, ServerInfo
 from nereid.server.supervision.process_usage import memory_bytes
 
 KINDS = {ROUTE: "route", "onnxruntime": "network", "preprocess": "preprocessing"}
@@ -81,20 +81,20 @@ class Status:
 
     repository: str
     server: ServerStatus | None
-    gateways: Sequence[GatewayRecord]
+    gateways: Sequence[GatewayInfo]
     models: Sequence[ModelStatus]
 
 
-def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
+def status(run_root: Path, repository: Path, server_info: ServerInfo | None) -> Status:
     """Return the state of a repository.
 
     Raises:
         WrongUsage: the repository does not exist.
     """
     check_repository(repository)
-    ready, trouble = _ready(record)
-    counts, memory = _processes(record)
-    profile = record.profile if record and record.profile != PLAIN_PROFILE else ""
+    ready, trouble = _ready(server_info)
+    counts, memory = _processes(server_info)
+    profile = server_info.profile if server_info and server_info.profile != ENSEMBLE_PROFILE else ""
     documents, inside = readable_configs(repository, profile), unused_models(repository, profile)
     models = [
         ModelStatus(
@@ -106,46 +106,50 @@ def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
             _traffic(repository, name, documents.get(name, {})),
             counts[name],
             memory[name],
-            _instances(record, name, documents.get(name, {})) if name in ready else "",
+            _instances(server_info, name, documents.get(name, {})) if name in ready else "",
         )
         for name in sorted({*(folder.name for folder in model_folders(repository)), *ready})
     ]
-    server = _server(record, trouble) if record else None
-    return Status(str(repository), server, run_dir.find_gateways(base, repository), models)
+    server = _server(server_info, trouble) if server_info else None
+    return Status(str(repository), server, run_dir.find_gateways(run_root, repository), models)
 
 
-def _ready(record: ServerRecord | None) -> tuple[Mapping[str, set[int]], str]:
-    if record is None:
+def _ready(server_info: ServerInfo | None) -> tuple[Mapping[str, set[int]], str]:
+    if server_info is None:
         return {}, ""
     try:
-        return Control(record).ready_versions(), ""
+        return ModelControl(server_info).ready_versions(), ""
     except OperationFailed as error:
         return {}, str(error)
 
 
-def _instances(record: ServerRecord | None, name: str, document: Mapping[str, Any]) -> str:
+def _instances(server_info: ServerInfo | None, name: str, document: Mapping[str, Any]) -> str:
     try:
         bounds = read_bounds(document)
-        return f"{Control(record).instances(name).count} of {bounds}" if record and bounds else ""
+        return (
+            f"{ModelControl(server_info).instances(name).count} of {bounds}" if server_info and bounds else ""
+        )
     except (OperationFailed, InvalidConfig):  # the server is stopping, or `nereid check` gives the reason
         return ""
 
 
-def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]:
+def _processes(server_info: ServerInfo | None) -> tuple[Counter[str], Counter[str]]:
     counts, memory = Counter[str](), Counter[str]()
-    if record and record.pid:
-        for stub in stub_processes.find(record.pid, Path(record.repository)):
+    if server_info and server_info.pid:
+        for stub in stub_processes.find(server_info.pid, Path(server_info.repository)):
             counts[stub.model] += 1
             memory[stub.model] += memory_bytes(stub.process.pid)
     return counts, memory
 
 
-def _server(record: ServerRecord, trouble: str) -> ServerStatus:
-    uptime_s = round(stub_processes.uptime_s(record.pid) or 0.0, 1)
-    memory = memory_bytes(record.pid)
+def _server(server_info: ServerInfo, trouble: str) -> ServerStatus:
+    uptime_s = round(stub_processes.uptime_s(server_info.pid) or 0.0, 1)
+    memory = memory_bytes(server_info.pid)
     # The HTTP port is unknown if the server was named on the command line.
-    ports = {name: port for name, port in record.all_ports.items() if port}
-    return ServerStatus(record.pid, record.host, ports, record.profile, uptime_s, memory, trouble)
+    ports = {name: port for name, port in server_info.all_ports.items() if port}
+    return ServerStatus(
+        server_info.pid, server_info.host, ports, server_info.profile, uptime_s, memory, trouble
+    )
 
 
 def _kind(folder: Path, document: Mapping[str, Any] | None) -> str:

@@ -17,16 +17,16 @@ from pathlib import Path
 from nereid.backends.routing.assignment import Route, Shadow, shares
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
-from nereid.base import metrics_page
+from nereid.base import prometheus_text
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.metrics_page import ANY, LabelMatchers, MetricSamples
+from nereid.base.prometheus_text import ANY, LabelMatchers, MetricSamples
 from nereid.insight.observe.contention import MachineReading, read_machine
 from nereid.models.rollout.measurement import DURATIONS, REQUESTS, SHADOWS, VARIANT_FAULTS
 from nereid.models.rollout.rollout_journal import active_rollouts
 from nereid.models.routes.change import BREAKER_STATES
 from nereid.models.routes.location import find_routes, read_state
 from nereid.server import run_dir
-from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.run_dir import GatewayInfo, ServerInfo
 from nereid.server.supervision import process_usage
 from nereid.server.supervision.process_usage import GATEWAY, Usage
 
@@ -66,11 +66,11 @@ class TopRollout:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReading:
-    """A gateway of the repository: its page, or why it cannot be read, and its processes."""
+    """A gateway of the repository: its samples, or why they cannot be read, and its processes."""
 
     read_s: float
-    record: GatewayRecord
-    page: MetricSamples | None
+    info: GatewayInfo
+    samples: MetricSamples | None
     trouble: str
     usage: Sequence[Usage]
 
@@ -80,14 +80,14 @@ class ServerReading:
     """The state of a server at one moment.
 
     Args:
-        read_s: when its page was read, in monotonic seconds.
-        page: Triton's metrics; None if the server does not respond.
+        read_s: when its samples were read, in monotonic seconds.
+        samples: Triton's metrics; None if the server does not respond.
         usage: of its processes; empty for a server named on the command line.
     """
 
     read_s: float
     server: TopServer | None
-    page: MetricSamples | None
+    samples: MetricSamples | None
     usage: Sequence[Usage]
     machine: MachineReading | None
     gateways: Sequence[GatewayReading]
@@ -98,58 +98,58 @@ class ServerReading:
 class TopReader:
     """Reads the state of the server of a repository."""
 
-    def __init__(self, base: Path, repository: Path, find: Callable[[], ServerRecord | None]) -> None:
-        self._base, self.repository, self._find = base, repository, find
+    def __init__(self, run_root: Path, repository: Path, find: Callable[[], ServerInfo | None]) -> None:
+        self._run_root, self.repository, self._find = run_root, repository, find
 
     def read(self) -> ServerReading:
         """Return the state now."""
-        record = self._find()
-        if record is None:
+        server_info = self._find()
+        if server_info is None:
             return ServerReading(time.monotonic(), None, None, (), None, (), {}, {})
-        page, trouble = _read_page(record.url("metrics"))
-        read_s, usage = time.monotonic(), _usage(record)  # the health check may take a while
-        gateways = run_dir.find_gateways(self._base, self.repository) if record.pid else []
+        samples, trouble = _read_samples(server_info.url("metrics"))
+        read_s, usage = time.monotonic(), _usage(server_info)  # the health check may take a while
+        gateways = run_dir.find_gateways(self._run_root, self.repository) if server_info.pid else []
         return ServerReading(
             read_s,
-            _read_server(record, trouble),
-            page,
+            _read_server(server_info, trouble),
+            samples,
             usage,
-            read_machine(record.pid) if record.pid else None,
+            read_machine(server_info.pid) if server_info.pid else None,
             [_read_gateway(gateway) for gateway in gateways],
             _read_routes(self.repository),
             _read_rollouts(self.repository),
         )
 
 
-def _read_server(record: ServerRecord, trouble: str) -> TopServer:
-    reasons = {"server": trouble} if trouble else _reasons(record)
+def _read_server(server_info: ServerInfo, trouble: str) -> TopServer:
+    reasons = {"server": trouble} if trouble else _reasons(server_info)
     return TopServer(
-        record.pid,
-        record.host,
-        {name: port for name, port in record.all_ports.items() if port},
-        record.profile,
-        stub_processes.uptime_s(record.pid),
+        server_info.pid,
+        server_info.host,
+        {name: port for name, port in server_info.all_ports.items() if port},
+        server_info.profile,
+        stub_processes.uptime_s(server_info.pid),
         None if reasons is None else not reasons,
         reasons or {},
         trouble,
     )
 
 
-def _read_page(url: str) -> tuple[MetricSamples | None, str]:
+def _read_samples(url: str) -> tuple[MetricSamples | None, str]:
     try:
-        return MetricSamples.parse(metrics_page.fetch(url, TIMEOUT_S)), ""
+        return MetricSamples.parse(prometheus_text.fetch(url, TIMEOUT_S)), ""
     except (OSError, http.client.HTTPException) as error:
         return None, f"no metrics from {url}: {error}"
 
 
-def _reasons(record: ServerRecord) -> dict[str, str] | None:
+def _reasons(server_info: ServerInfo) -> dict[str, str] | None:
     """Return why a server is not ready, from its supervisor if that has a port, else from Triton itself."""
     try:
-        if record.health_port:
-            status, text = metrics_page.get(record.health_url, "/readyz", TIMEOUT_S)
+        if server_info.health_port:
+            status, text = prometheus_text.get(server_info.health_url, "/readyz", TIMEOUT_S)
             return {} if status == HTTPStatus.OK else _flat(json.loads(text))
-        if record.sockets or record.ports.http:
-            status, _ = metrics_page.get(record.url("http"), "/v2/health/ready", TIMEOUT_S)
+        if server_info.sockets or server_info.ports.http:
+            status, _ = prometheus_text.get(server_info.url("http"), "/v2/health/ready", TIMEOUT_S)
             return {} if status == HTTPStatus.OK else {"server": f"Triton responds with status {status}"}
     except (OSError, http.client.HTTPException, ValueError) as error:
         return {"server": str(error)}
@@ -167,24 +167,24 @@ def _flat(document: Mapping[str, object]) -> dict[str, str]:
     return reasons
 
 
-def _read_gateway(record: GatewayRecord) -> GatewayReading:
-    page, trouble = None, ""
+def _read_gateway(info: GatewayInfo) -> GatewayReading:
+    samples, trouble = None, ""
     try:
-        status, text = metrics_page.get(record.url, "/metrics", TIMEOUT_S)
+        status, text = prometheus_text.get(info.url, "/metrics", TIMEOUT_S)
         if status == HTTPStatus.OK:
-            page = MetricSamples.parse(text)
+            samples = MetricSamples.parse(text)
         else:
             trouble = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
     except (OSError, http.client.HTTPException) as error:
         trouble = f"no metrics: {error}"
     read_s = time.monotonic()
-    return GatewayReading(read_s, record, page, trouble, process_usage.read_tree(record.pid, GATEWAY))
+    return GatewayReading(read_s, info, samples, trouble, process_usage.read_tree(info.pid, GATEWAY))
 
 
-def _usage(record: ServerRecord) -> Sequence[Usage]:
-    if not record.pid or not (supervisor := process_usage.parent_of(record.pid)):
+def _usage(server_info: ServerInfo) -> Sequence[Usage]:
+    if not server_info.pid or not (supervisor := process_usage.parent_of(server_info.pid)):
         return ()
-    return process_usage.read(supervisor, Path(record.repository))
+    return process_usage.read(supervisor, Path(server_info.repository))
 
 
 def _read_routes(repository: Path) -> dict[str, Route]:
@@ -333,15 +333,15 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A page, and the growth of its counters over some seconds."""
+    """Samples, and the increase of its counters over some seconds."""
 
-    page: MetricSamples
-    growth: MetricSamples
+    samples: MetricSamples
+    increase: MetricSamples
     seconds: float
 
     def rate(self, name: str, labels: LabelMatchers = ANY, excluding: LabelMatchers = ANY) -> float:
-        """Return the growth of the selected series per second."""
-        return self.growth.total(name, labels, excluding) / self.seconds
+        """Return the increase of the selected series per second."""
+        return self.increase.total(name, labels, excluding) / self.seconds
 
 
 def measure(before: ServerReading, after: ServerReading) -> Top:
@@ -351,15 +351,15 @@ def measure(before: ServerReading, after: ServerReading) -> Top:
     seconds, interval, notes = after.read_s - before.read_s, None, []
     if before.server and is_restarted:
         notes = [f"tritonserver restarted: pid {before.server.pid} became {after.server.pid}"]
-    if before.page and after.page:
+    if before.samples and after.samples:
         # All counts of a server that started in between belong to this interval.
-        growth = after.page if is_restarted else after.page - before.page
-        interval = Interval(after.page, growth, seconds)
+        increase = after.samples if is_restarted else after.samples - before.samples
+        interval = Interval(after.samples, increase, seconds)
     processes = Cpu(before.usage, after.usage, seconds)
     return Top(
         seconds if interval else None,
         after.server,
-        _machine(before.machine, after.machine, after.page) if after.machine else None,
+        _machine(before.machine, after.machine, after.samples) if after.machine else None,
         _routes(after, interval) if interval else [],
         _models(interval, processes) if interval else [],
         [processes.of(name) for name in dict.fromkeys(usage.name for usage in after.usage)],
@@ -383,7 +383,9 @@ class Cpu:
         return TopProcess(name, len(usages), percent, sum(usage.memory_bytes for usage in usages))
 
 
-def _machine(before: MachineReading | None, after: MachineReading, page: MetricSamples | None) -> TopMachine:
+def _machine(
+    before: MachineReading | None, after: MachineReading, samples: MetricSamples | None
+) -> TopMachine:
     busy = []
     for core, (worked, total) in after.cores.items():
         worked_before, total_before = before.cores.get(core, (0, 0)) if before else (0, 0)
@@ -396,23 +398,25 @@ def _machine(before: MachineReading | None, after: MachineReading, page: MetricS
         after.available_bytes,
         after.limit_cores,
         after.limit_bytes,
-        _gpus(page) if page else [],
+        _gpus(samples) if samples else [],
     )
 
 
-def _gpus(page: MetricSamples) -> list[TopGpu]:
+def _gpus(samples: MetricSamples) -> list[TopGpu]:
     names = [f"nv_gpu_{name}" for name in ("utilization", "memory_used_bytes", "memory_total_bytes")]
     names.append("nv_gpu_power_usage")
-    uuids = sorted({uuid for name in names for (uuid,) in page.sums(name, "gpu_uuid")})
-    return [TopGpu(uuid, *(page.gauge(name, {"gpu_uuid": uuid}) for name in names)) for uuid in uuids]
+    uuids = sorted({uuid for name in names for (uuid,) in samples.sums(name, "gpu_uuid")})
+    return [TopGpu(uuid, *(samples.gauge(name, {"gpu_uuid": uuid}) for name in names)) for uuid in uuids]
 
 
 def _routes(after: ServerReading, interval: Interval) -> list[TopRoute]:
     routes = []
-    for (name,) in sorted(interval.page.sums(f"{ROUTE_PREFIX}generation", "route")):
+    for (name,) in sorted(interval.samples.sums(f"{ROUTE_PREFIX}generation", "route")):
         file = after.routes.get(name)
         names = [variant.name for variant in file.variants] if file else []
-        counted = {variant for (variant,) in interval.page.sums(REQUESTS, "variant", labels={"route": name})}
+        counted = {
+            variant for (variant,) in interval.samples.sums(REQUESTS, "variant", labels={"route": name})
+        }
         routes.append(
             TopRoute(
                 name,
@@ -428,12 +432,12 @@ def _routes(after: ServerReading, interval: Interval) -> list[TopRoute]:
 
 
 def _variant(route: str, name: str, file: Route | None, interval: Interval) -> TopVariant:
-    labels, growth = {"route": route, "variant": name}, interval.growth
-    variant = next((own for own in file.variants if own.name == name), None) if file else None
-    own, all_of_route = growth.total(REQUESTS, labels), growth.total(REQUESTS, {"route": route})
-    p50, p99 = (_ms(growth.quantile(share, DURATIONS, {**labels, "outcome": OK})) for share in (0.5, 0.99))
+    labels, increase = {"route": route, "variant": name}, interval.increase
+    variant = next((entry for entry in file.variants if entry.name == name), None) if file else None
+    requests, all_of_route = increase.total(REQUESTS, labels), increase.total(REQUESTS, {"route": route})
+    p50, p99 = (_ms(increase.quantile(share, DURATIONS, {**labels, "outcome": OK})) for share in (0.5, 0.99))
     # The most open state of the instances; none if the variant has had no request.
-    states = interval.page.sums(f"{ROUTE_PREFIX}breaker_state", "version", "model_instance", labels=labels)
+    states = interval.samples.sums(f"{ROUTE_PREFIX}breaker_state", "version", "model_instance", labels=labels)
     breaker = int(max(states.values(), default=-1))
     return TopVariant(
         name,
@@ -441,8 +445,8 @@ def _variant(route: str, name: str, file: Route | None, interval: Interval) -> T
         variant.version if variant else None,
         variant.weight if variant else None,
         shares(file).get(name) if file else None,
-        own / all_of_route if all_of_route else None,
-        own / interval.seconds,
+        requests / all_of_route if all_of_route else None,
+        requests / interval.seconds,
         interval.rate(REQUESTS, {**labels, "outcome": VARIANT_FAULTS}),
         p50,
         p99,
@@ -452,8 +456,8 @@ def _variant(route: str, name: str, file: Route | None, interval: Interval) -> T
 
 def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
     labels = {"route": route, "shadow": shadow.name}
-    agreed = interval.page.total(SHADOWS, {**labels, "outcome": "agreed"})
-    compared = interval.page.total(SHADOWS, labels, excluding={"outcome": "shed"})
+    agreed = interval.samples.total(SHADOWS, {**labels, "outcome": "agreed"})
+    compared = interval.samples.total(SHADOWS, labels, excluding={"outcome": "shed"})
     return TopShadow(
         shadow.name,
         shadow.model,
@@ -465,7 +469,7 @@ def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
 
 
 def _models(interval: Interval, processes: Cpu) -> list[TopModel]:
-    loaded = interval.page.sums("nv_inference_request_success", "model", "version")
+    loaded = interval.samples.sums("nv_inference_request_success", "model", "version")
     versions = sorted((name, int(version)) for name, version in loaded)
     return [_model(name, version, interval, processes) for name, version in versions]
 
@@ -473,46 +477,47 @@ def _models(interval: Interval, processes: Cpu) -> list[TopModel]:
 def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopModel:
     labels = {"model": name, "version": str(version)}
 
-    def grown(metric: str) -> float:
-        return interval.growth.total(f"nv_inference_{metric}", labels)
+    def increase_of(metric: str) -> float:
+        return interval.increase.total(f"nv_inference_{metric}", labels)
 
     def mean(total: float, count: float) -> float | None:
         return total / count if count else None
 
-    succeeded = grown("request_success")
-    compute_us = sum(grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output"))
-    own = processes.of(name, version)
+    succeeded = increase_of("request_success")
+    compute_us = sum(increase_of(f"compute_{part}_duration_us") for part in ("input", "infer", "output"))
+    usage = processes.of(name, version)
     return TopModel(
         name,
         version,
-        own.count or None,
-        (succeeded + grown("request_failure")) / interval.seconds,
-        mean(grown("queue_duration_us") / 1e3, succeeded),
+        usage.count or None,
+        (succeeded + increase_of("request_failure")) / interval.seconds,
+        mean(increase_of("queue_duration_us") / 1e3, succeeded),
         mean(compute_us / 1e3, succeeded),
-        mean(grown("count"), grown("exec_count")),
-        interval.page.gauge("nv_inference_pending_request_count", labels),
-        own.cpu_percent if own.count else None,
-        own.memory_bytes if own.count else None,
+        mean(increase_of("count"), increase_of("exec_count")),
+        interval.samples.gauge("nv_inference_pending_request_count", labels),
+        usage.cpu_percent if usage.count else None,
+        usage.memory_bytes if usage.count else None,
     )
 
 
 def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: float) -> TopGateway:
-    before = next((reading for reading in earlier if reading.record == after.record), None)
+    before = next((reading for reading in earlier if reading.info == after.info), None)
     spent = Cpu(before.usage if before else (), after.usage, seconds).of(GATEWAY)
-    interval, record, page = None, after.record, after.page
-    if before and before.page and page:
-        interval = Interval(page, page - before.page, after.read_s - before.read_s)
+    interval, info, samples = None, after.info, after.samples
+    if before and before.samples and samples:
+        interval = Interval(samples, samples - before.samples, after.read_s - before.read_s)
     requests, total = f"{GATEWAY_PREFIX}requests_total", {"stage": "total", "outcome": OK}
     in_flight, waiting, limit = (
-        page.gauge(f"{GATEWAY_PREFIX}{name}") if page else None for name in ("in_flight", "waiting", "limit")
+        samples.gauge(f"{GATEWAY_PREFIX}{name}") if samples else None
+        for name in ("in_flight", "waiting", "limit")
     )
     return TopGateway(
-        record.host,
-        record.port,
-        record.pid,
+        info.host,
+        info.port,
+        info.pid,
         after.trouble,
         interval.rate(requests, excluding=MODELLESS) if interval else None,
-        _ms(interval.growth.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
+        _ms(interval.increase.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
         if interval
         else None,
         in_flight,

@@ -12,7 +12,7 @@ from nereid.base.tracing.collector import read_records
 from nereid.base.tracing.records import Record
 from nereid.base.tracing.request_log import in_order, request_log_entries
 from nereid.insight.observe.contention import Contention
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 from nereid.tasks import TASKS
 
 Line = Mapping[str, Any]
@@ -249,7 +249,7 @@ def _dominant(lines: Sequence[Line], slow: Sequence[Line]) -> str:
     return name if is_dominant else ""
 
 
-def recorded_requests(record: ServerRecord, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
+def recorded_requests(server_info: ServerInfo, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
     """Yield the line of each request that `nereid serve` recorded; damaged records are skipped.
 
     Args:
@@ -258,12 +258,12 @@ def recorded_requests(record: ServerRecord, since_s: float = 0.0) -> Iterator[di
     Raises:
         OperationFailed: the server records no requests.
     """
-    if not record.records:
+    if not server_info.records:
         raise OperationFailed(
             "this server records no requests: expected one that `nereid serve` started without --no-trace"
         )
     traces: dict[str, list[Record]] = defaultdict(list)
-    for trace_record in read_records(Path(record.records)):
+    for trace_record in read_records(Path(server_info.records)):
         if trace_record["end"] >= since_s * 1e9:
             traces[trace_record["trace"]].append(trace_record)
     for records in traces.values():

@@ -24,11 +24,11 @@ HOST = "127.0.0.1"
 # Every connection has sent requests for this long before the measurement begins.
 WARM_UP_S = 0.2
 # Requests that are in flight at the end fail after this long.
-DRAIN_S = 20.0
+DRAIN_TIMEOUT_S = 20.0
 # Time for a process to start on a busy machine.
-START_S = 30.0
+START_TIMEOUT_S = 30.0
 # The status of a request without a response.
-LOST = 0
+NO_RESPONSE = 0
 
 # Sends one request; returns its outcome, and whether the connection can send another one.
 Send: TypeAlias = Callable[[], Awaitable[tuple[T, bool]]]
@@ -41,7 +41,7 @@ class LoadFailed(SystemExit):
 class Response(NamedTuple):
     """One request: its start, its end, and its HTTP status.
 
-    Times are in seconds of the monotonic clock. The status is `LOST` without a response.
+    Times are in seconds of the monotonic clock. The status is `NO_RESPONSE` without a response.
     """
 
     begin_s: float
@@ -79,9 +79,11 @@ def run(
         subprocess.SubprocessError: the process failed, or did not end.
     """
     order = json.dumps([port, [*map(str, requests)], [*concurrencies], seconds])
-    limit_s = START_S + len(concurrencies) * (WARM_UP_S + seconds + DRAIN_S)
-    words = [sys.executable, "-P", "-m", __name__]
-    done = subprocess.run(words, input=order, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
+    limit_s = START_TIMEOUT_S + len(concurrencies) * (WARM_UP_S + seconds + DRAIN_TIMEOUT_S)
+    command = [sys.executable, "-P", "-m", __name__]
+    done = subprocess.run(
+        command, input=order, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s
+    )
     return {int(number): LoadResult(**load) for number, load in json.loads(done.stdout).items()}
 
 
@@ -133,7 +135,7 @@ def closed_loop(
                 try:
                     return (await connection.send([next(source)])).status, connection.is_open
                 except (OSError, http.client.HTTPException):
-                    return LOST, False
+                    return NO_RESPONSE, False
 
             try:
                 yield send
@@ -150,7 +152,7 @@ def closed_loop(
             )
             for _ in range(concurrency)
         ]
-        _, late = await asyncio.wait(callers, timeout=WARM_UP_S + seconds + DRAIN_S)
+        _, late = await asyncio.wait(callers, timeout=WARM_UP_S + seconds + DRAIN_TIMEOUT_S)
         for caller in late:
             caller.cancel()
         ended = await asyncio.gather(*callers, return_exceptions=True)

@@ -15,11 +15,11 @@ from nereid.base.errors import OperationFailed, ServingError, WrongUsage
 from nereid.models.publish import network
 from nereid.models.publish.transaction import opened_journal
 from nereid.repository import pbtxt
-from nereid.repository.layout import backend_of, configs, served_steps, steps_of, unused_models
-from nereid.server.command_line import PLAIN_PROFILE, TUNED_PROFILE
+from nereid.repository.repository_index import backend_of, configs, served_steps, steps_of, unused_models
+from nereid.server.command_line import ENSEMBLE_PROFILE, TUNED_PROFILE
 
 TUNED = TUNED_PROFILE
-PLAIN = "config.pbtxt"
+PLAIN_CONFIG = "config.pbtxt"
 # Start of the first line of a written config; a file without it belongs to the user.
 MARK = "# Written by `nereid tune"
 COPY = f"{MARK}` for another model: a copy of "
@@ -67,9 +67,9 @@ def tunable(repository: Path, model: str, profile: str) -> Tunable:
     if backend == "ab_router":
         raise WrongUsage(f"cannot tune '{model}': it is a route; fix: tune its variants: {_variants(folder)}")
     named = folder / CONFIGS / f"{profile}.pbtxt"
-    path = named if named.exists() else folder / PLAIN
+    path = named if named.exists() else folder / PLAIN_CONFIG
     if not path.exists():
-        raise WrongUsage(f"cannot tune '{model}': it has no {PLAIN}; fix: write one")
+        raise WrongUsage(f"cannot tune '{model}': it has no {PLAIN_CONFIG}; fix: write one")
     _check_ours(repository)
     notes = tuple(_notes(repository, model, profile, documents))
     called = tuple(dict.fromkeys(name for name, _ in served_steps(document)))
@@ -92,8 +92,8 @@ def _notes(
         return []
     users = [name for name, document in documents.items() if model in dict(steps_of(document))]
     return [
-        f"profile '{profile}' does not load '{model}': {', '.join(users)} run it with its {PLAIN}; "
-        f"the tuned settings apply only where '{model}' is loaded, as with --profile {PLAIN_PROFILE}"
+        f"profile '{profile}' does not load '{model}': {', '.join(users)} run it with its {PLAIN_CONFIG}; "
+        f"the tuned settings apply only where '{model}' is loaded, as with --profile {ENSEMBLE_PROFILE}"
     ]
 
 
@@ -192,7 +192,7 @@ def write(
             for path in stale:
                 path.unlink()
             for path in (*texts, *stale):
-                if (plain := path.parent.parent / PLAIN).exists():
+                if (plain := path.parent.parent / PLAIN_CONFIG).exists():
                     os.utime(plain)
         except OSError as error:
             raise OperationFailed(f"cannot write profile '{TUNED}': {error}") from None
@@ -220,18 +220,18 @@ def _texts(
 ) -> dict[Path, str]:
     target = repository / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
     head = [f"{MARK}{command.removeprefix('nereid tune')}`.", *(f"# {line}" for line in about)]
-    texts = {target: _headed(head, with_settings(_without_head(tuned.text), settings))}
+    texts = {target: _with_header(head, with_settings(_without_head(tuned.text), settings))}
     if tuned.profile == TUNED:
         return texts
-    for base in sorted(repository.glob(f"*/{CONFIGS}/{tuned.profile}.pbtxt")):
-        copy = base.with_name(f"{TUNED}.pbtxt")
+    for profile_config in sorted(repository.glob(f"*/{CONFIGS}/{tuned.profile}.pbtxt")):
+        copy = profile_config.with_name(f"{TUNED}.pbtxt")
         if copy != target:
-            why = f"{COPY}{CONFIGS}/{base.name}."
-            texts[copy] = _headed([why], base.read_text())
+            why = f"{COPY}{CONFIGS}/{profile_config.name}."
+            texts[copy] = _with_header([why], profile_config.read_text())
     return texts
 
 
-def overwritten(repository: Path, tuned: Tunable) -> list[str]:
+def overwritten_models(repository: Path, tuned: Tunable) -> list[str]:
     """Return the tuned models whose configs would be replaced by copies."""
     if tuned.profile == TUNED:
         return []
@@ -241,7 +241,7 @@ def overwritten(repository: Path, tuned: Tunable) -> list[str]:
     return sorted(path.parent.parent.name for path in bases if not path.read_text().startswith(COPY))
 
 
-def _headed(head: Sequence[str], text: str) -> str:
+def _with_header(head: Sequence[str], text: str) -> str:
     return "".join(f"{line}\n" for line in head) + "\n" + text
 
 

@@ -1,6 +1,7 @@
-"""The search: objective, settings and candidates, then successive halving and a duel with the default.
+"""The search: objective, settings and candidates, then successive halving and a final comparison.
 
-The duel also measures the default against itself (A/A). A gain counts only if it exceeds that noise.
+In the final comparison, the default is also measured against itself (A/A). A gain counts only if it exceeds
+that noise.
 """
 
 import itertools
@@ -15,15 +16,15 @@ from typing import Any, Literal, TypeAlias
 from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
 from nereid.tasks import BY_BACKEND
-from nereid.tasks.task import SERVED
+from nereid.tasks.task import AS_MODELS
 
 # The results of one measurement of a candidate, by concurrency.
 LoadResults: TypeAlias = Mapping[int, LoadResult]
 Kind = Literal["throughput", "latency"]
 # One point of the space, in the order of its names; the empty one is the current config.
-Candidate: TypeAlias = tuple[tuple[str, int], ...]
+CandidateSettings: TypeAlias = tuple[tuple[str, int], ...]
 Space: TypeAlias = Mapping[str, tuple[int, ...]]
-DEFAULT: Candidate = ()
+DEFAULT: CandidateSettings = ()
 DELAYS_US = (0, 500, 2_000, 5_000)
 PREFERRED_SIZES = (2, 4, 8, 16)
 THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
@@ -34,15 +35,16 @@ RUN_SIZES = (0, 1, 2, 4, 8)
 # `max_batch_size` is never lowered, since clients may rely on it; batches below this size cost throughput.
 USUAL_ROWS = 8
 # Seconds at each concurrency of the first measurements; every halving doubles the time per candidate.
-FIRST_S, DUEL_S = 1.0, 2.0
-# The fraction of the time for the duel, its limit if that share is too short, and the numbers of rounds.
-DUEL_SHARE, MAX_DUEL_SHARE = 1 / 3, 0.7
+FIRST_ROUND_S, MAX_FINAL_ROUND_S = 1.0, 2.0
+# The fraction of the time for the final comparison, its limit if that share is too short, and the numbers of
+# rounds.
+FINAL_SHARE, MAX_FINAL_SHARE = 1 / 3, 0.7
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
 # The number of candidates, and the share of the search's time for their first measurements.
 MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
 RESAMPLES, QUANTILE = 2_000, 0.95
-Measure: TypeAlias = Callable[[Candidate, float], LoadResults]
-Round: TypeAlias = dict[Candidate, LoadResults]
+Measure: TypeAlias = Callable[[CandidateSettings, float], LoadResults]
+Round: TypeAlias = dict[CandidateSettings, LoadResults]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +132,17 @@ def _runs_networks(config: Any, backend: str) -> bool:
     if backend in RUN_ROWS:
         return True
     of_task = BY_BACKEND[backend].backend if backend in BY_BACKEND else None
-    place = of_task.networks if of_task else ""
-    if place and "networks" in config.parameters:
-        place = config.parameters["networks"].string_value
-    return bool(place) and place != SERVED
+    location = of_task.networks if of_task else ""
+    if location and "networks" in config.parameters:
+        location = config.parameters["networks"].string_value
+    return bool(location) and location != AS_MODELS
 
 
 def _doublings(limit: int) -> tuple[int, ...]:
     return tuple(1 << power for power in range(limit.bit_length()))
 
 
-def points(space: Space, cores: int) -> Iterator[Candidate]:
+def points(space: Space, cores: int) -> Iterator[CandidateSettings]:
     """Yield all sensible points of the grid."""
     for values in itertools.product(*space.values()):
         candidate = tuple(zip(space, values, strict=True))
@@ -148,7 +150,7 @@ def points(space: Space, cores: int) -> Iterator[Candidate]:
             yield candidate
 
 
-def is_sensible(candidate: Candidate, cores: int) -> bool:
+def is_sensible(candidate: CandidateSettings, cores: int) -> bool:
     """Return whether a point is worth a measurement: not too many threads, and possible batches."""
     value = dict(candidate)
     threads = value.get(INSTANCES, 1) * value.get(THREADS, 1) * value.get(DECODE_THREADS, 1)
@@ -157,23 +159,23 @@ def is_sensible(candidate: Candidate, cores: int) -> bool:
     )
 
 
-def present(space: Space, config: Any) -> Candidate:
+def settings_of(space: Space, config: Any) -> CandidateSettings:
     """Return the point of the space that a config has."""
     return tuple((name, value_of(config, name)) for name in space)
 
 
 def sample(
-    grid: Sequence[Candidate], space: Space, count: int, seed: int, without: Candidate
-) -> list[Candidate]:
+    grid: Sequence[CandidateSettings], space: Space, count: int, seed: int, without: CandidateSettings
+) -> list[CandidateSettings]:
     """Draw candidates in which the values of each setting occur about equally often."""
     draw, left = random.Random(seed), {*grid} - {without}
-    columns = [_shuffled(draw, values, 4 * count) for values in space.values()]
+    columns = [_shuffle(draw, values, 4 * count) for values in space.values()]
     balanced = [tuple(zip(space, row, strict=True)) for row in zip(*columns, strict=True)]
     rest = draw.sample(sorted(left), len(left))
     return [candidate for candidate in dict.fromkeys([*balanced, *rest]) if candidate in left][:count]
 
 
-def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[int]:
+def _shuffle(draw: random.Random, values: Sequence[int], length: int) -> list[int]:
     """Repeat the values in random orders, so that each part of the column has every value about once."""
     column: list[int] = []
     while len(column) < length:
@@ -186,22 +188,22 @@ class NotMeasured(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Duel:
+class FinalComparison:
     """Rounds in which the default, the default again, and the best candidate were measured in turn."""
 
     default: Sequence[LoadResults]
-    twin: Sequence[LoadResults]
+    default_repeat: Sequence[LoadResults]
     best: Sequence[LoadResults]
 
-    def default_as_good(self) -> LoadResults:
+    def lenient_default(self) -> LoadResults:
         """Return the default's median, with the lower quartile of its p99.
 
         Missing the p99 by chance does not disqualify the default.
         """
-        seen = [*self.default, *self.twin]
+        runs = [*self.default, *self.default_repeat]
         return {
-            number: replace(load, p99_ms=sorted(loads[number].p99_ms for loads in seen)[len(seen) // 4])
-            for number, load in median(seen).items()
+            number: replace(load, p99_ms=sorted(loads[number].p99_ms for loads in runs)[len(runs) // 4])
+            for number, load in median(runs).items()
         }
 
     def gain(self, objective: Objective) -> float:
@@ -213,19 +215,19 @@ class Duel:
 
         The rounds are resampled; the deviation is the 95th percentile over the resamples.
         """
-        seen, draw = self._ratios(objective, self.twin, self.default_as_good()), random.Random(0)
+        ratios, draw = self._ratios(objective, self.default_repeat, self.lenient_default()), random.Random(0)
         deviations = sorted(
-            abs(statistics.median(draw.choices(seen, k=len(seen))) - 1) for _ in range(RESAMPLES)
+            abs(statistics.median(draw.choices(ratios, k=len(ratios))) - 1) for _ in range(RESAMPLES)
         )
         return deviations[int(QUANTILE * RESAMPLES)]
 
     def _ratios(
-        self, objective: Objective, measured: Sequence[LoadResults], as_good: LoadResults
+        self, objective: Objective, measured: Sequence[LoadResults], typical: LoadResults
     ) -> list[float]:
         """Compare with the default round by round, each at the concurrency at which it counts."""
-        at, default_at = (objective.concurrency(loads) for loads in (as_good, self.default_as_good()))
+        at, default_at = (objective.concurrency(loads) for loads in (typical, self.lenient_default()))
         pairs = zip(measured, self.default, strict=True)
-        return [objective.ratio(one[at], default[default_at]) for one, default in pairs]
+        return [objective.ratio(result[at], default[default_at]) for result, default in pairs]
 
 
 @dataclass(slots=True)
@@ -246,13 +248,15 @@ class Search:
     clock: Callable[[], float]
     deadline_s: float
     report: Callable[[str], None] = lambda line: None
-    seen: dict[Candidate, LoadResults] = field(default_factory=dict)
-    failures: dict[Candidate, str] = field(default_factory=dict)
+    seen: dict[CandidateSettings, LoadResults] = field(default_factory=dict)
+    failures: dict[CandidateSettings, str] = field(default_factory=dict)
     # Time that the last measurements took beyond their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
 
-    def run(self, draw: Callable[[int], list[Candidate]]) -> tuple[Candidate, Duel]:
-        """Search for the best candidate; return it with its duel against the default.
+    def run(
+        self, draw: Callable[[int], list[CandidateSettings]]
+    ) -> tuple[CandidateSettings, FinalComparison]:
+        """Search for the best candidate; return it with its final comparison with the default.
 
         Args:
             draw: returns at most the given number of candidates.
@@ -260,18 +264,18 @@ class Search:
         Raises:
             NotMeasured: the default cannot be measured.
         """
-        self._try(DEFAULT, FIRST_S)
+        self._try(DEFAULT, FIRST_ROUND_S)
         if DEFAULT in self.failures:
             raise NotMeasured(self.failures[DEFAULT])
-        left_s = self.deadline_s - self.clock()
-        needed_s = MIN_ROUNDS * 3 * self._takes_s(FIRST_S)
-        duel_s = min(max(DUEL_SHARE * left_s, needed_s), MAX_DUEL_SHARE * left_s)
-        ranked = self._halve(draw(MAX_CANDIDATES), self.deadline_s - duel_s)
+        remaining_s = self.deadline_s - self.clock()
+        needed_s = MIN_ROUNDS * 3 * self._takes_s(FIRST_ROUND_S)
+        final_s = min(max(FINAL_SHARE * remaining_s, needed_s), MAX_FINAL_SHARE * remaining_s)
+        ranked = self._halve(draw(MAX_CANDIDATES), self.deadline_s - final_s)
         if not ranked:
-            return DEFAULT, Duel((), (), ())
-        return ranked[0], self._duel(ranked[0])
+            return DEFAULT, FinalComparison((), (), ())
+        return ranked[0], self._compare_finally(ranked[0])
 
-    def _halve(self, candidates: list[Candidate], until_s: float) -> list[Candidate]:
+    def _halve(self, candidates: list[CandidateSettings], until_s: float) -> list[CandidateSettings]:
         """Measure the candidates, then the better half again for twice as long; return the best first.
 
         The time of a measurement is unknown in advance: a bad default may be far slower than the others.
@@ -297,7 +301,7 @@ class Search:
         raise AssertionError  # the loop ends on its own
 
     def _rounds(
-        self, candidates: Sequence[Candidate], count: int, seconds: float, until_s: float
+        self, candidates: Sequence[CandidateSettings], count: int, seconds: float, until_s: float
     ) -> list[Round]:
         """Measure all candidates in rounds, every other round in reverse order.
 
@@ -305,46 +309,48 @@ class Search:
         """
         done: list[Round] = []
         for number in range(count):
-            seen: Round = {}
+            measured: Round = {}
             for candidate in candidates[:: -1 if number % 2 else 1]:
                 if self.clock() + self._takes_s(seconds) > until_s:
-                    return done or [seen]
+                    return done or [measured]
                 if candidate not in self.failures and (loads := self._try(candidate, seconds)):
-                    seen[candidate] = loads
-            done.append(seen)
+                    measured[candidate] = loads
+            done.append(measured)
         return done
 
-    def _duel(self, best: Candidate) -> Duel:
-        places = (DEFAULT, best, DEFAULT)
+    def _compare_finally(self, best: CandidateSettings) -> FinalComparison:
+        candidates = (DEFAULT, best, DEFAULT)
         rounds: list[dict[int, LoadResults]] = []
-        seconds = self._duel_s()
+        seconds = self._final_round_s()
         self.report(
             "the best candidate against the default, and the default against itself: "
             f"{seconds:.1f} s at each concurrency"
         )
         for number in range(MAX_ROUNDS):
-            if self.clock() + len(places) * self._takes_s(seconds) > self.deadline_s:
+            if self.clock() + len(candidates) * self._takes_s(seconds) > self.deadline_s:
                 break
             order = (number % 3, (number + 1) % 3, (number + 2) % 3)
-            measured = {place: loads for place in order if (loads := self._try(places[place], seconds))}
-            if len(measured) < len(places):
-                return Duel((), (), ())
+            measured = {index: loads for index in order if (loads := self._try(candidates[index], seconds))}
+            if len(measured) < len(candidates):
+                return FinalComparison((), (), ())
             rounds.append(measured)
-        default, other, twin = ([loads[place] for loads in rounds] for place in range(3))
+        default, challenger, default_repeat = ([loads[index] for loads in rounds] for index in range(3))
         if rounds:
-            self.seen |= {DEFAULT: median(default), best: median(other)}
-        return Duel(default, twin, other)
+            self.seen |= {DEFAULT: median(default), best: median(challenger)}
+        return FinalComparison(default, default_repeat, challenger)
 
-    def _duel_s(self) -> float:
+    def _final_round_s(self) -> float:
         """Return the load duration in seconds that leaves time for enough rounds."""
         rounds = MIN_ROUNDS + 2
         each_s = (self.deadline_s - self.clock()) / (3 * rounds)
-        return min(DUEL_S, max(FIRST_S, (each_s - max(self.overheads_s)) / self.concurrency_count))
+        return min(
+            MAX_FINAL_ROUND_S, max(FIRST_ROUND_S, (each_s - max(self.overheads_s)) / self.concurrency_count)
+        )
 
     def _takes_s(self, seconds: float) -> float:
         return max(self.overheads_s) + self.concurrency_count * seconds
 
-    def _try(self, candidate: Candidate, seconds: float) -> LoadResults | None:
+    def _try(self, candidate: CandidateSettings, seconds: float) -> LoadResults | None:
         begin_s = self.clock()
         try:
             loads = self.measure(candidate, seconds)
@@ -359,13 +365,13 @@ class Search:
 
 def _budget(rung: int) -> tuple[int, float]:
     """Return rounds and seconds of each; together they are twice the previous rung's."""
-    return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
+    return (1, FIRST_ROUND_S) if rung == 0 else (2, FIRST_ROUND_S * 2 ** (rung - 1))
 
 
-def pareto_front(seen: Mapping[Candidate, LoadResults]) -> list[tuple[Candidate, int]]:
+def pareto_front(results: Mapping[CandidateSettings, LoadResults]) -> list[tuple[CandidateSettings, int]]:
     """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
-    front: list[tuple[Candidate, int]] = []
-    points = [(load.rate, load.p99_ms, c, n) for c, loads in seen.items() for n, load in loads.items()]
+    front: list[tuple[CandidateSettings, int]] = []
+    points = [(load.rate, load.p99_ms, c, n) for c, loads in results.items() for n, load in loads.items()]
     lowest_p99 = float("inf")
     for _, p99_ms, candidate, number in sorted(points, key=lambda point: (-point[0], point[1])):
         if p99_ms < lowest_p99:

@@ -18,14 +18,14 @@ from nereid.base.contract import IMAGE
 from nereid.base.errors import OperationFailed, ServerError, WrongUsage
 from nereid.insight.tune import load_generator, photos, profiles
 from nereid.insight.tune.load_generator import HOST
-from nereid.insight.tune.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
-from nereid.insight.tune.search import Candidate, LoadResults, NotMeasured
+from nereid.insight.tune.profiles import PLAIN_CONFIG, TUNED, Tunable, value_of, with_settings
+from nereid.insight.tune.search import CandidateSettings, LoadResults, NotMeasured
 from nereid.server.command_line import TritonOptions
-from nereid.server.control import Control, NotReached
 from nereid.server.embedded_server import EmbeddedServer, infer_path
+from nereid.server.model_control import ModelControl, NotReached
 from nereid.server.ports import Ports, free_ports
 
-LOAD_S, MIN_LOAD_S, POLL_S = 60.0, 1.0, 0.02
+LOAD_TIMEOUT_S, MIN_LOAD_TIMEOUT_S, POLL_S = 60.0, 1.0, 0.02
 TO_IMAGES = {"Inference-Header-Content-Length": "0"}
 # A tensor with at least this number of dims holds an image. An open side gets a size that networks with
 # strides up to 64 accept; PP-OCR trains recognisers with lines of this width.
@@ -39,7 +39,8 @@ class TrialServer:
         repository: the model repository; a copy is served.
         images: encoded images that are sent in turn; none for the sample of the model's task.
         folder: an empty folder for the copy and the server's files.
-        until_s: deadline for loading candidates (monotonic clock). The first candidate always has `LOAD_S`.
+        until_s: deadline for loading candidates (monotonic clock). The first candidate always has
+            `LOAD_TIMEOUT_S`.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class TrialServer:
         self._until_s = until_s
         self._has_measured = False
         copy = copy_repository(repository, folder / "models")
-        self._plain = copy / tuned.model / PLAIN
+        self._plain = copy / tuned.model / PLAIN_CONFIG
         self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
         self._requests: list[Path] = []
         # The models to which it sends requests also have their configs from the profile.
@@ -69,13 +70,13 @@ class TrialServer:
         options = TritonOptions(copy, TUNED, HOST, ports)
         (folder / "server").mkdir()
         self.server = EmbeddedServer(
-            options, folder / "server", environment, among=[tuned.model, *tuned.steps]
+            options, folder / "server", environment, only_models=[tuned.model, *tuned.steps]
         )
 
     def __enter__(self) -> "TrialServer":
         self.server.__enter__()
         try:
-            config = self.served()
+            config = self.served_config()
             images = self._images or [photos.sample([tensor.name for tensor in config.output])]
             bodies = request_bodies(config, images)
             path, port = infer_path(self._tuned.model), self.server.options.ports.http
@@ -91,11 +92,11 @@ class TrialServer:
     def __exit__(self, *raised: Any) -> None:
         self.server.__exit__(*raised)
 
-    def served(self) -> Any:
+    def served_config(self) -> Any:
         """Return the model's config as the server completed it."""
-        return self._control().config(self._tuned.model)
+        return self._model_control().config(self._tuned.model)
 
-    def measure(self, candidate: Candidate, seconds: float) -> LoadResults:
+    def measure(self, candidate: CandidateSettings, seconds: float) -> LoadResults:
         """Reload the model with a candidate's settings, and load it at each concurrency for `seconds`.
 
         Raises:
@@ -104,12 +105,12 @@ class TrialServer:
         try:
             self._revive()
             self._serve(candidate)
-            config = self.served()
+            config = self.served_config()
         except (OperationFailed, ServerError) as error:
             raise self._broken(" ".join(str(error).split())) from None
         for name, value in candidate:
-            if (got := value_of(config, name)) != value:
-                raise NotMeasured(f"{name}: expected {value}, the server has {got}")
+            if (served_value := value_of(config, name)) != value:
+                raise NotMeasured(f"{name}: expected {value}, the server has {served_value}")
         try:
             loads = load_generator.run(
                 self.server.options.ports.http, self._requests, self._concurrencies, seconds
@@ -136,24 +137,24 @@ class TrialServer:
             self.server.start()
             self.server.wait_ready(self._load_timeout_s())
 
-    def _serve(self, candidate: Candidate) -> None:
-        model, control = self._tuned.model, self._control()
-        control.unload(model)
+    def _serve(self, candidate: CandidateSettings) -> None:
+        model, model_control = self._tuned.model, self._model_control()
+        model_control.unload(model)
         # A model that is still being unloaded would use the cores.
-        late_s = time.monotonic() + LOAD_S
-        while not control.is_gone(model):
+        late_s = time.monotonic() + LOAD_TIMEOUT_S
+        while not model_control.is_gone(model):
             if time.monotonic() > late_s:
-                raise NotReached(f"'{model}' was not unloaded within {LOAD_S:g} s")
+                raise NotReached(f"'{model}' was not unloaded within {LOAD_TIMEOUT_S:g} s")
             time.sleep(POLL_S)
         self._write(with_settings(self._tuned.text, dict(candidate)))
-        control.load(model)
+        model_control.load(model)
 
-    def _control(self) -> Control:
-        return Control(self.server.record(), load_s=self._load_timeout_s())
+    def _model_control(self) -> ModelControl:
+        return ModelControl(self.server.info(), load_s=self._load_timeout_s())
 
     def _load_timeout_s(self) -> float:
         until_s = self._until_s if self._has_measured else float("inf")
-        return max(MIN_LOAD_S, min(LOAD_S, until_s - time.monotonic()))
+        return max(MIN_LOAD_TIMEOUT_S, min(LOAD_TIMEOUT_S, until_s - time.monotonic()))
 
     def _write(self, text: str) -> None:
         self._config.parent.mkdir(exist_ok=True)

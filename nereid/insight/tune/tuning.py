@@ -18,8 +18,8 @@ from nereid.insight.tune.profiles import Tunable
 from nereid.insight.tune.search import (
     DEFAULT,
     MIN_ROUNDS,
-    Candidate,
-    Duel,
+    CandidateSettings,
+    FinalComparison,
     Kind,
     LoadResults,
     NotMeasured,
@@ -28,12 +28,12 @@ from nereid.insight.tune.search import (
     pareto_front,
 )
 
-Verdict = Literal["better", "kept", "infeasible"]
+TuneVerdict = Literal["better", "kept", "infeasible"]
 MORE_TIME = "fix: more --minutes, or fewer values of --concurrency"
 PACKAGES = ("uvloop", "httptools")
 CONCURRENCIES = (1, 8, 32)
 # The fraction of the time that is reserved for stopping the server.
-STOP_S = 5.0
+STOP_RESERVE_S = 5.0
 Progress = Callable[[str], None]
 
 
@@ -57,34 +57,34 @@ class TuneReport:
 
     model: str
     objective: Objective
-    default: Candidate
-    best: Candidate
-    duel: Duel
-    seen: Mapping[Candidate, LoadResults]
-    failures: Mapping[Candidate, str]
+    default: CandidateSettings
+    best: CandidateSettings
+    final: FinalComparison
+    seen: Mapping[CandidateSettings, LoadResults]
+    failures: Mapping[CandidateSettings, str]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TuneVerdict:
         """Whether the best candidate is `better`, the default is `kept`, or all are `infeasible`."""
         if DEFAULT in self.failures:
             return "kept"
         default_met, best_met = self._is_default_met(), self._is_met(self.best)
         if not default_met and not best_met:
             return "infeasible"
-        if not best_met or len(self.duel.best) < MIN_ROUNDS:
+        if not best_met or len(self.final.best) < MIN_ROUNDS:
             return "kept"
         if not default_met:
             return "better"
-        gain, noise = self.duel.gain(self.objective), self.duel.noise(self.objective)
+        gain, noise = self.final.gain(self.objective), self.final.noise(self.objective)
         return "better" if gain > noise else "kept"
 
     def _is_default_met(self) -> bool:
-        if not self.duel.default:
+        if not self.final.default:
             return self._is_met(DEFAULT)
-        loads = self.duel.default_as_good()
+        loads = self.final.lenient_default()
         return self.objective.is_met(loads[self.objective.concurrency(loads)])
 
-    def _is_met(self, candidate: Candidate) -> bool:
+    def _is_met(self, candidate: CandidateSettings) -> bool:
         loads = self.seen.get(candidate)
         return loads is not None and self.objective.is_met(loads[self.objective.concurrency(loads)])
 
@@ -99,14 +99,14 @@ class TuneReport:
         if self.best in self.failures:
             why = self.failures[self.best]
             return f"default kept: {self.describe(self.best)} was best, but failed in the final rounds: {why}"
-        if len(self.duel.best) < MIN_ROUNDS:
+        if len(self.final.best) < MIN_ROUNDS:
             return (
-                f"default kept: there was time for {len(self.duel.best)} of {MIN_ROUNDS} final rounds, "
+                f"default kept: there was time for {len(self.final.best)} of {MIN_ROUNDS} final rounds, "
                 f"too few to separate a gain from noise; {MORE_TIME}"
             )
         numbers = (
-            f"{self.duel.gain(self.objective):+.1%} in {self.objective}, median of {len(self.duel.best)} "
-            f"rounds; the default against itself: ±{self.duel.noise(self.objective):.1%}"
+            f"{self.final.gain(self.objective):+.1%} in {self.objective}, median of {len(self.final.best)} "
+            f"rounds; the default against itself: ±{self.final.noise(self.objective):.1%}"
         )
         if self.verdict == "kept":
             return f"default kept: {self.describe(self.best)} gives {numbers}"
@@ -128,10 +128,10 @@ class TuneReport:
             return "its config has no setting that can be tuned"
         if not self.failures:
             return f"there was no time for another candidate; {MORE_TIME}"
-        *_, last = self.failures.values()
-        return f"all {len(self.failures)} other candidates failed; the last one: {last}"
+        *_, last_failure = self.failures.values()
+        return f"all {len(self.failures)} other candidates failed; the last one: {last_failure}"
 
-    def describe(self, candidate: Candidate) -> str:
+    def describe(self, candidate: CandidateSettings) -> str:
         """List the settings in which a candidate differs from the default; for the default, all."""
         changed = self.default if candidate == DEFAULT else [e for e in candidate if e not in self.default]
         return ", ".join(f"{name} {value}" for name, value in changed)
@@ -148,17 +148,17 @@ class TuneReport:
         ]
         return sorted(rows, key=lambda point: -point.load.rate)
 
-    def _mark(self, candidate: Candidate) -> str:
+    def _mark(self, candidate: CandidateSettings) -> str:
         return "default" if candidate == DEFAULT else "chosen" if self.is_chosen(candidate) else ""
 
-    def is_chosen(self, candidate: Candidate) -> bool:
+    def is_chosen(self, candidate: CandidateSettings) -> bool:
         """Return whether a candidate replaces the default."""
         return candidate == self.best and self.verdict == "better"
 
     def document(self) -> dict[str, Any]:
         """Return the result with all measurements, for JSON."""
         on_front = {candidate for candidate, _ in pareto_front(self.seen)}
-        has_duel = bool(self.duel.best)
+        has_final = bool(self.final.best)
         return {
             "model": self.model,
             "objective": self.objective.kind,
@@ -167,9 +167,9 @@ class TuneReport:
             "reason": self.reason(),
             "default": dict(self.default),
             "chosen": dict(self.best) if self.verdict == "better" else None,
-            "rounds": len(self.duel.best),
-            "gain": self.duel.gain(self.objective) if has_duel else None,
-            "noise": self.duel.noise(self.objective) if has_duel else None,
+            "rounds": len(self.final.best),
+            "gain": self.final.gain(self.objective) if has_final else None,
+            "noise": self.final.noise(self.objective) if has_final else None,
             "candidates": [
                 {
                     "settings": dict(candidate or self.default),
@@ -266,7 +266,7 @@ def run_search(
     # Imported here: the module needs the packages of the extra `load`.
     from nereid.insight.tune.trial import TrialServer
 
-    deadline_s = time.monotonic() + 60 * options.minutes - STOP_S
+    deadline_s = time.monotonic() + 60 * options.minutes - STOP_RESERVE_S
     levels, cores = sorted({1, *options.concurrencies}), available_cores()
     repository = options.repository.resolve()
     try:
@@ -274,20 +274,20 @@ def run_search(
             tempfile.TemporaryDirectory(prefix="nereid-tune-") as folder,
             TrialServer(repository, tuned, images, levels, Path(folder), environment, deadline_s) as trial,
         ):
-            config = trial.served()
+            config = trial.served_config()
             grid = search.space(config, tuned.backend, cores)
-            points, default = list(search.points(grid, cores)), search.present(grid, config)
+            points, default = list(search.points(grid, cores)), search.settings_of(grid, config)
             settings = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in grid.items())
             progress(f"{len(points)} possible settings: {settings}")
             run = Search(trial.measure, options.objective, len(levels), time.monotonic, deadline_s, progress)
-            best, duel = run.run(
+            best, final = run.run(
                 lambda count: search.sample(points, grid, count, options.seed, without=default)
             )
     except (NotMeasured, ServerError) as error:
         raise OperationFailed(f"'{options.model}' cannot be measured as it is: {error}") from None
     for candidate, reason in run.failures.items():
         progress(f"not measured: {dict(candidate)}: {reason}")
-    return TuneReport(options.model, options.objective, default, best, duel, run.seen, run.failures)
+    return TuneReport(options.model, options.objective, default, best, final, run.seen, run.failures)
 
 
 def write(options: TuneOptions, tuned: Tunable, report: TuneReport, progress: Progress) -> list[str]:
@@ -296,7 +296,7 @@ def write(options: TuneOptions, tuned: Tunable, report: TuneReport, progress: Pr
     Raises:
         OperationFailed: the profile cannot be written.
     """
-    for model in profiles.overwritten(options.repository, tuned):
+    for model in profiles.overwritten_models(options.repository, tuned):
         progress(f"note: the tuned settings of '{model}' are replaced; --profile {profiles.TUNED} keeps them")
     now = datetime.datetime.now(datetime.UTC)
     about = [f"{now:%Y-%m-%d %H:%M} UTC, {cpu_model()}, {available_cores()} cores.", report.reason()]

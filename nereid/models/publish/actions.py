@@ -26,19 +26,19 @@ from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
 from nereid.models.routes.location import RouteFileSnapshot, find_route
 from nereid.repository import pbtxt
-from nereid.repository.layout import config_files, served_versions, unused_models
-from nereid.server.control import DIRECT, LOAD_S, Control, Refused
-from nereid.server.run_dir import ServerRecord
+from nereid.repository.repository_index import config_files, served_versions, unused_models
+from nereid.server.model_control import DIRECT, LOAD_TIMEOUT_S, ModelControl, Refused
+from nereid.server.run_dir import ServerInfo
 
 if TYPE_CHECKING:
     import tritonclient.grpc
 
-READY_S, POLL_S = 60.0, 0.05
+READY_TIMEOUT_S, POLL_S = 60.0, 0.05
 # A request that chose a variant just before its removal reaches its model within this time.
 DRAIN_S = 1.0
 # `SetAside` moves models to the first folder of the staging folder, and renames it before they return.
 ASIDE, BACK = "aside", "back"
-ROUTE_S = 30.0
+ROUTE_CHANGE_TIMEOUT_S = 30.0
 PROBE = {PROBE_HEADER: "1"}
 
 
@@ -51,23 +51,23 @@ class Workspace:
     """The repository of an operation, its staging folder, and the running server.
 
     `staging` contains `new` (to be installed), `old` (taken out), `aside` (being replaced) and `before`
-    (files in their former state). `record` is None if no server runs. `report` receives progress lines.
+    (files in their former state). `server_info` is None if no server runs. `report` receives progress lines.
     """
 
     repository: Path
     staging: Path
-    record: ServerRecord | None
+    server_info: ServerInfo | None
     report: Callable[[str], None]
 
     @property
-    def control(self) -> Control | None:
+    def model_control(self) -> ModelControl | None:
         """Return the client that loads and unloads models, None if no server runs."""
-        return Control(self.record) if self.record else None
+        return ModelControl(self.server_info) if self.server_info else None
 
     @property
     def server(self) -> RunningServer | None:
         """Return the client that reads the served routes, None if no server runs."""
-        return RunningServer.of(self.record)
+        return RunningServer.of(self.server_info)
 
 
 class Install(Struct, frozen=True, tag=True):
@@ -105,8 +105,8 @@ class Install(Struct, frozen=True, tag=True):
             files.move(source, target)
         if self.version:
             _unload_version(workspace, self.model, self.version)
-        elif self.model and workspace.control:
-            workspace.control.unload(self.model)
+        elif self.model and workspace.model_control:
+            workspace.model_control.unload(self.model)
         workspace.report(f"{self.path}: removed from the repository")
 
 
@@ -136,8 +136,8 @@ class SetAside(Struct, frozen=True, tag=True):
                 if target.exists():
                     continue  # a successor has taken its place
                 files.move(source, target)
-            if path in self.models and workspace.control:
-                workspace.control.unload(path)
+            if path in self.models and workspace.model_control:
+                workspace.model_control.unload(path)
             workspace.report(f"{path}: set aside")
 
     def undo(self, workspace: Workspace) -> None:
@@ -153,12 +153,12 @@ class SetAside(Struct, frozen=True, tag=True):
             self._load_again(workspace, model)
 
     def _load_again(self, workspace: Workspace, model: str) -> None:
-        control = workspace.control
-        if control is None or not _is_used(workspace, control, model):
+        model_control = workspace.model_control
+        if model_control is None or not _is_used(workspace, model_control, model):
             return
         try:
-            control.load(model)
-            _wait(lambda: model in control.ready_versions(), f"cannot load '{model}': it is not ready")
+            model_control.load(model)
+            _wait(lambda: model in model_control.ready_versions(), f"cannot load '{model}': it is not ready")
         except Refused as error:  # perhaps it never loaded, and is being replaced for that reason
             workspace.report(f"{model}: cannot be loaded again: {error}; fix: nereid reload {model}")
 
@@ -225,12 +225,14 @@ class LoadVersion(Struct, frozen=True, tag="Serve"):
 
     def do(self, workspace: Workspace) -> None:
         """Load the version if the server's profile uses the model, and wait until it is ready."""
-        control = workspace.control
-        if control is None or not _is_used(workspace, control, self.model):
+        model_control = workspace.model_control
+        if model_control is None or not _is_used(workspace, model_control, self.model):
             return
-        control.load(self.model)
+        model_control.load(self.model)
         name = f"version {self.version} of '{self.model}'"
-        _wait(lambda: control.is_ready(self.model, self.version), f"cannot load {name}: it is not ready")
+        _wait(
+            lambda: model_control.is_ready(self.model, self.version), f"cannot load {name}: it is not ready"
+        )
         workspace.report(f"{self.model}: version {self.version} is ready")
 
     def undo(self, workspace: Workspace) -> None:
@@ -245,8 +247,12 @@ class Warm(Struct, frozen=True, tag=True):
 
     def do(self, workspace: Workspace) -> None:
         """Send the batches if the version is loaded."""
-        if workspace.record and workspace.control and workspace.control.is_ready(self.model, self.version):
-            size = warm(workspace.record, workspace.repository / self.model, self.version)
+        if (
+            workspace.server_info
+            and workspace.model_control
+            and workspace.model_control.is_ready(self.model, self.version)
+        ):
+            size = warm(workspace.server_info, workspace.repository / self.model, self.version)
             sizes = f"batches of 1 to {size}" if size > 1 else "one request"
             workspace.report(f"{self.model}: version {self.version} is warmed up with {sizes}")
 
@@ -265,22 +271,22 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
 
     def do(self, workspace: Workspace) -> None:
         """Add the variant, and wait until the server uses the new route."""
-        self._change(workspace, self.added)
+        self._change(workspace, self.propose_addition)
 
     def undo(self, workspace: Workspace) -> None:
         """Remove the variant once requests that chose it had time; VariantInUse if it has other traffic."""
         if (workspace.repository / self.route).exists():
-            self._change(workspace, self.removed)
+            self._change(workspace, self.propose_removal)
             if workspace.server:
                 time.sleep(DRAIN_S)
 
     def _change(self, workspace: Workspace, propose: Propose) -> None:
         location = find_route(workspace.repository, self.route)
-        workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
+        workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_CHANGE_TIMEOUT_S))
 
-    def added(self, present: RouteFileSnapshot) -> Proposal:
+    def propose_addition(self, current: RouteFileSnapshot) -> Proposal:
         """Return the route with the variant, with the default's deadline and ahead of other fallbacks."""
-        route = present.route()
+        route = current.route()
         if any(variant.model == self.model for variant in route.variants):
             return Proposal(route, "")
         weight = int(self.weight) if self.weight == int(self.weight) else self.weight
@@ -291,16 +297,16 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         changed = replace(route, variants=(*route.variants, variant), fallbacks=fallbacks)
         return Proposal(checked_route(changed), note)
 
-    def removed(self, present: RouteFileSnapshot) -> Proposal:
+    def propose_removal(self, current: RouteFileSnapshot) -> Proposal:
         """Return the route without the variant, which must be unchanged since it was added."""
-        route = present.route()
-        ours = [v for v in route.variants if (v.name, v.model) == (self.name, self.model)]
-        for variant in ours:
+        route = current.route()
+        own_variants = [v for v in route.variants if (v.name, v.model) == (self.name, self.model)]
+        for variant in own_variants:
             became_fallback = self.name in route.fallbacks and not self.is_fallback
             if reason := reason_in_use(variant, self.name == route.default, self.weight, became_fallback):
                 raise VariantInUse(f"cannot remove variant '{self.name}': {reason}")
-        variants = tuple(v for v in route.variants if v not in ours)
-        fallbacks = tuple(name for name in route.fallbacks if not ours or name != self.name)
+        variants = tuple(v for v in route.variants if v not in own_variants)
+        fallbacks = tuple(name for name in route.fallbacks if not own_variants or name != self.name)
         changed = replace(route, variants=variants, fallbacks=fallbacks)
         return Proposal(checked_route(changed), f"retire {self.model}")
 
@@ -308,26 +314,28 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
 Action = Install | SetAside | AddToVersionPolicy | LoadVersion | Warm | AddVariant
 
 
-def _is_used(workspace: Workspace, control: Control, model: str) -> bool:
+def _is_used(workspace: Workspace, model_control: ModelControl, model: str) -> bool:
     """Return whether the server's profile uses a model, or the server has loaded it anyway."""
-    profile = workspace.record.profile if workspace.record else ""
-    return model not in unused_models(workspace.repository, profile) or model in control.ready_versions()
+    profile = workspace.server_info.profile if workspace.server_info else ""
+    return (
+        model not in unused_models(workspace.repository, profile) or model in model_control.ready_versions()
+    )
 
 
 def _unload_version(workspace: Workspace, model: str, version: int) -> None:
     """Reload a model without a version whose files are gone, if the server still has that version."""
-    control = workspace.control
-    if control and version in control.ready_versions().get(model, ()):
-        control.load(model)
+    model_control = workspace.model_control
+    if model_control and version in model_control.ready_versions().get(model, ()):
+        model_control.load(model)
         name = f"version {version} of '{model}'"
-        _wait(lambda: not control.is_ready(model, version), f"cannot unload {name}: it is still loaded")
+        _wait(lambda: not model_control.is_ready(model, version), f"cannot unload {name}: it is still loaded")
 
 
 def _wait(is_done: Callable[[], bool], failure: str) -> None:
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + READY_TIMEOUT_S
     while not is_done():
         if time.monotonic() > deadline:
-            raise Refused(f"{failure} after {READY_S:g} s; fix: see the reason in the server's log")
+            raise Refused(f"{failure} after {READY_TIMEOUT_S:g} s; fix: see the reason in the server's log")
         time.sleep(POLL_S)
 
 
@@ -353,7 +361,7 @@ def checked_route(route: Route) -> Route:
         raise OperationFailed(str(error)) from None
 
 
-def warm(record: ServerRecord, folder: Path, version: int) -> int:
+def warm(server_info: ServerInfo, folder: Path, version: int) -> int:
     """Send a model one batch of every size; return the largest size.
 
     A model that takes one image per request gets as many concurrent requests instead. OperationFailed:
@@ -362,7 +370,7 @@ def warm(record: ServerRecord, folder: Path, version: int) -> int:
     import tritonclient.grpc  # slow to import, and commands that load nothing do not need it
 
     config = ModelConfig.from_file(folder, version)
-    with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
+    with tritonclient.grpc.InferenceServerClient(server_info.url("grpc"), channel_args=DIRECT) as client:
         for size in range(1, max(1, config.max_batch_size) + 1):
             if takes_one(config):
                 with ThreadPoolExecutor(size) as pool:
@@ -386,7 +394,9 @@ def _infer(client: "tritonclient.grpc.InferenceServerClient", config: ModelConfi
     ]
     failure = f"warm-up of version {config.version} of '{config.name}' failed with a batch of {size}"
     try:
-        result = client.infer(config.name, tensors, str(config.version), headers=PROBE, client_timeout=LOAD_S)
+        result = client.infer(
+            config.name, tensors, str(config.version), headers=PROBE, client_timeout=LOAD_TIMEOUT_S
+        )
     except InferenceServerException as error:
         raise OperationFailed(f"{failure}: {error.message()}") from None
     for output in config.outputs:

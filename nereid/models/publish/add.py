@@ -10,34 +10,38 @@ from typing import Any
 from nereid.backends.routing.assignment import Route, Salts, Variant, format_route
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
-from nereid.models.publish import candidate
+from nereid.models.publish import examination, staged_version
 from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, SetAside, Warm
-from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.examination import (
     ExaminationLimits,
     ExaminationRequest,
     Measurements,
     examine,
-    survey,
     titles,
 )
-from nereid.models.publish.intake import network_facts
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
-from nereid.models.publish.intake.chosen_task import AddedModels, Intake, choose_intake, named_intake
-from nereid.models.publish.intake.graph_edits import ActivationRule
-from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
-from nereid.models.publish.intake.serving_settings import PROCESS_BYTES, ServingSettings
+from nereid.models.publish.importing import network_facts
+from nereid.models.publish.importing.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.importing.graph_edits import ActivationRule
+from nereid.models.publish.importing.model_importer import (
+    AddedModels,
+    ModelImporter,
+    choose_importer,
+    named_importer,
+)
+from nereid.models.publish.importing.network_facts import ANY_SIZE, Size
+from nereid.models.publish.importing.serving_settings import PROCESS_BYTES, ServingSettings
 from nereid.models.publish.network import examination_request, write_on_cpu
 from nereid.models.publish.publisher import Published
 from nereid.models.publish.remove import RemovableModels, find_parts
+from nereid.models.publish.staged_version import Description
 from nereid.models.publish.transaction import StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.location import check_repository, find_route, read_state
-from nereid.repository import fitting, onnx_file
+from nereid.repository import instance_sizing, onnx_file
 from nereid.repository.check import check
-from nereid.repository.layout import PinnedModel, pins, read_labels, readable_configs
-from nereid.server.run_dir import ServerRecord
+from nereid.repository.repository_index import PinnedModel, pins, read_labels, readable_configs
+from nereid.server.run_dir import ServerInfo
 from nereid.tasks import DEFAULT
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
 from nereid.vision.imaging.preprocessor import Preview, preview
@@ -105,12 +109,12 @@ class AddProposal:
         labels: class names, or characters; empty if there are none.
         changes: what is changed in the file, one sentence each.
         processes, memory_bytes: what a server with the profile `cpu` needs.
-        results: what was found, by image; the intake formats it.
+        results: what was found, by image; the importer formats it.
         models: the models behind the route, in load order.
         shared: default models that are also used and already in the repository.
     """
 
-    intake: Intake
+    importer: ModelImporter
     settings: ServingSettings
     about: Sequence[tuple[str, str]]
     parameters_from: str
@@ -129,7 +133,7 @@ class AddProposal:
 def add(
     repository: Path,
     request: AddRequest,
-    record: ServerRecord | None,
+    server_info: ServerInfo | None,
     report: Callable[[str], None] = lambda line: None,
     confirm: Callable[[AddProposal], bool] = lambda proposal: True,
 ) -> Published:
@@ -140,7 +144,7 @@ def add(
     Args:
         repository: the model repository; created if it does not exist.
         request: the file and its properties.
-        record: the running server, if there is one.
+        server_info: the running server, if there is one.
         report: receives a line per step.
         confirm: decides whether to add the examined network, before anything has changed.
 
@@ -153,7 +157,7 @@ def add(
     start = time.monotonic()
     _check_request(repository, request)
     repository.mkdir(parents=True, exist_ok=True)
-    with locked_repository(repository, record, report) as locked:
+    with locked_repository(repository, server_info, report) as locked:
         if request.is_replacing:
             check_none_active(repository, f"replace '{request.name}'", request.name)
         names = ModelNames.for_route(request.name)
@@ -176,7 +180,7 @@ def add(
 def add_cpu_fallback(
     repository: Path,
     route: str,
-    record: ServerRecord | None,
+    server_info: ServerInfo | None,
     report: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Copy the pinned model of a route's default variant to the CPU, as the route's first fallback.
@@ -189,7 +193,7 @@ def add_cpu_fallback(
         OSError: a file cannot be read or written.
     """
     check_repository(repository)
-    with locked_repository(repository, record, report) as locked:
+    with locked_repository(repository, server_info, report) as locked:
         location = find_route(repository, route)
         check_none_active(repository, f"change the fallbacks of '{location.name}'")
         default = read_state(location).route().replacements[0]
@@ -214,9 +218,9 @@ def _check_request(repository: Path, request: AddRequest) -> None:
         raise WrongUsage(f"invalid preset: expected one of {', '.join(PRESETS)}, got '{preset}'")
     if unknown := [profile for profile in request.profiles if profile not in PROFILES]:
         raise WrongUsage(f"invalid profile: expected one of {', '.join(PROFILES)}, got '{unknown[0]}'")
-    for path, what in [(request.labels, "label file"), *((image, "image") for image in request.images)]:
+    for path, kind in [(request.labels, "label file"), *((image, "image") for image in request.images)]:
         if path and not path.is_file():
-            raise WrongUsage(f"{what} '{path}' does not exist")
+            raise WrongUsage(f"{kind} '{path}' does not exist")
     if repository.exists() and not repository.is_dir():
         raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
 
@@ -259,39 +263,39 @@ class StagedAddition:
         self._new = staged.workspace.staging / "new"
         self._version = self._new / names.network / "1"
         self._network = self._version / "model.onnx"
-        origin = candidate.network_file(request.source, "model.onnx").resolve()
-        candidate.stage(request.source, self._version, "model.onnx")
+        origin = staged_version.network_file(request.source, "model.onnx").resolve()
+        staged_version.stage(request.source, self._version, "model.onnx")
         self._facts = facts = network_facts.read(origin.parent, onnx_file.read(self._network))
         size = request.size if any(request.size) else facts.exporter_settings.size
-        self._choose(choose_intake(request.task, facts, size))
+        self._choose(choose_importer(request.task, facts, size))
 
-    def _choose(self, intake: Intake) -> None:
-        request, self._intake = self._request, intake
-        self._choices = intake.input.with_notes(request.choices, self._facts)
-        self._images = tuple(dict.fromkeys(request.images or intake.input.samples))
+    def _choose(self, importer: ModelImporter) -> None:
+        request, self._importer = self._request, importer
+        self._choices = importer.input.with_notes(request.choices, self._facts)
+        self._images = tuple(dict.fromkeys(request.images or importer.input.samples))
 
     def _is_claimed(self, task: str, content: bytes) -> bool:
         """Switch to a task that claims the outputs, unless the user or the file says that they are scores."""
         request, facts = self._request, self._facts
         is_told = request.task or facts.task or request.labels or facts.labels or request.activation != "auto"
-        if not task or is_told or self._intake.name != DEFAULT.name:
+        if not task or is_told or self._importer.name != DEFAULT.name:
             return False
         self._report(f"note: this is a network of task '{task}'; fix: --task {DEFAULT.name} if it is not")
         self._network.write_bytes(content)
-        self._choose(named_intake(task))
+        self._choose(named_importer(task))
         return True
 
     def propose(self) -> AddProposal:
         """Write all files, and examine the network."""
-        request, names, intake, choices = self._request, self._names, self._intake, self._choices
+        request, names, importer, choices = self._request, self._names, self._importer, self._choices
         content = self._network.read_bytes()
-        adapted = intake.adapt(self._network, choices)
+        adapted = importer.adapt(self._network, choices)
         settings = self._settings(adapted)
         labels, labels_from = self._labels(settings.classes)
-        parameters, origin = intake.input.preprocessing(
+        parameters, origin = importer.input.preprocessing(
             settings, self._facts.exporter_settings, request.parameters
         )
-        companions = intake.input.copy_companions(names.route, self._repository, self._new)
+        companions = importer.input.copy_companions(names.route, self._repository, self._new)
         settings = replace(
             settings,
             parameters=parameters,
@@ -302,25 +306,25 @@ class StagedAddition:
         self._write(settings, labels)
         photos = self._preview()
         self._report(f"{request.source.name}: staged as '{names.network}'")
-        seen = survey(self._examination(), progress=self._progress)
-        if self._is_claimed(seen.claimed_by, content):
+        first_run = examination.run_first_time(self._examination(), progress=self._progress)
+        if self._is_claimed(first_run.claimed_by, content):
             return self.propose()
-        if (activation := intake.activation(choices, seen)) != "none":
+        if (activation := importer.activation(choices, first_run)) != "none":
             self._network.write_bytes(content)
-            adapted = intake.adapt(self._network, choices, activation)
+            adapted = importer.adapt(self._network, choices, activation)
             settings = replace(settings, outputs=self._settings(adapted).outputs)
-            if intake.leaves_out_by_score:
-                seen = survey(self._examination(), progress=self._progress)
-        settings = replace(settings, can_batch=seen.can_batch)
+            if importer.leaves_out_by_score:
+                first_run = examination.run_first_time(self._examination(), progress=self._progress)
+        settings = replace(settings, can_batch=first_run.can_batch)
         models = self._write(settings, labels)
         measured = self._examine(adapted.notes)
         self._describe(settings, adapted)
         missing = (name for name in companions if not (self._repository / name).exists())
         processes, memory_bytes = self._cost(measured)
         return AddProposal(
-            intake=intake,
+            importer=importer,
             settings=settings,
-            about=intake.rows(settings, seen, activation),
+            about=importer.rows(settings, first_run, activation),
             parameters_from=origin,
             value_range=(photos.lowest, photos.highest) if photos else None,
             labels=labels,
@@ -329,21 +333,21 @@ class StagedAddition:
             report=measured,
             processes=processes,
             memory_bytes=memory_bytes,
-            results=dict(zip(titles(self._images), seen.results, strict=False)),
+            results=dict(zip(titles(self._images), first_run.results, strict=False)),
             models=(*missing, *[*models.configs()][:-1]),
             shared=tuple(name for name in companions if (self._repository / name).exists()),
         )
 
     def _settings(self, adapted: Adapted) -> ServingSettings:
         signature = onnx_file.read(self._network).signature
-        return self._intake.settings(self._facts, signature, adapted.outputs, self._choices)
+        return self._importer.settings(self._facts, signature, adapted.outputs, self._choices)
 
     def _labels(self, classes: int) -> tuple[tuple[str, ...], str]:
         """Return the labels and their origin; labels from the metadata that do not fit are ignored."""
-        path, (labels, origin) = self._request.labels, self._intake.input.labels(self._facts)
+        path, (labels, origin) = self._request.labels, self._importer.input.labels(self._facts)
         if path:
             labels, origin = read_labels(path, classes), f"'{path.name}'"
-        self._intake.input.check_labels(labels, origin)
+        self._importer.input.check_labels(labels, origin)
         if labels and classes and len(labels) != classes:
             self._report(
                 f"note: {origin} has {len(labels)} class names, but the network has "
@@ -358,7 +362,7 @@ class StagedAddition:
         if not (name := self._pin().preprocess):
             if request.preview:
                 raise WrongUsage(
-                    f"a network that takes one {self._intake.input.unit} at a time has no preview of whole "
+                    f"a network that takes one {self._importer.input.unit} at a time has no preview of whole "
                     "images; fix: leave out --preview"
                 )
             return None
@@ -378,7 +382,7 @@ class StagedAddition:
 
     def _write(self, settings: ServingSettings, labels: Sequence[str]) -> AddedModels:
         names = self._names
-        models = self._intake.models(names, settings, self._request.choices)
+        models = self._importer.models(names, settings, self._request.choices)
         for name, texts in models.configs().items():
             folder = self._new / name
             (folder / "1").mkdir(parents=True, exist_ok=True)
@@ -391,7 +395,7 @@ class StagedAddition:
                 (folder / "1" / ".gitkeep").touch()
             if name in models.labelled:
                 lines = "".join(f"{label}\n" for label in labels)
-                (folder / candidate.LABELS).write_text(lines, encoding="utf-8")
+                (folder / staged_version.LABELS).write_text(lines, encoding="utf-8")
         variant = Variant("v1", names.pinned, 1, 100, deadline_ms=models.deadline_ms)
         salts = Salts(variants=names.route, shadows=f"{names.route} shadows")
         route = Route(variants=(variant,), default="v1", salts=salts)
@@ -421,17 +425,17 @@ class StagedAddition:
             output=request.output,
             activation=request.activation,
             changes=tuple(adapted.changes),
-            task=self._intake.name,
+            task=self._importer.name,
             head=settings.head,
         )
-        candidate.write_description(self._version, description)
-        candidate.write_checksums(self._version, request.source, self._user)
+        staged_version.write_description(self._version, description)
+        staged_version.write_checksums(self._version, request.source, self._user)
 
     def _cost(self, measured: Measurements) -> tuple[int, int]:
         """Return the number of processes of a server with the profile `cpu`, and their memory in bytes."""
-        name, kind = self._request.name, self._intake.input
+        name, kind = self._request.name, self._importer.input
         own_bytes = {name: kind.instance_bytes(0)} if kind.is_reader else {}
-        alone = fitting.allocate_instances({name: 1.0}, fitting.Machine.present(), own_bytes)
+        alone = instance_sizing.allocate_instances({name: 1.0}, instance_sizing.Machine.detect(), own_bytes)
         instances = self._request.instances or alone.counts[name]
         return instances + 1, instances * kind.instance_bytes(measured.memory_bytes) + PROCESS_BYTES
 

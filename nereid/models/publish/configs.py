@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from nereid.backends.routing.assignment import DEADLINE_MS
 from nereid.base import contract
 from nereid.base.config.model_config import empty_config
-from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
+from nereid.models.publish.importing.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import pbtxt
 
 CPU_BATCH, GPU_BATCH = 8, 64
@@ -36,8 +36,8 @@ COMMENTS = {
     "memory at each growth.",
     "model_warmup": "Every batch size is a new shape, and its first run is slow.",
 }
-SMALL = "Small batches, so that every instance gets queued requests."
-ALONE = "The network computes one image at a time."
+SMALL_BATCHES_COMMENT = "Small batches, so that every instance gets queued requests."
+NO_BATCHES_COMMENT = "The network computes one image at a time."
 STEPS = "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process instead."
 PUBLIC = "The public name: an A/B route between the pinned models."
 IN_ONE_PROCESS = "the models that config.pbtxt names as steps, in one process."
@@ -115,9 +115,9 @@ class Addition(NamedTuple):
         """Return the text of a config; a model with instances of its own forms batches."""
         comments = dict(COMMENTS)
         if not self.settings.can_batch and document["name"] != self.names.route:
-            comments["instance_group"] = ALONE
+            comments["instance_group"] = NO_BATCHES_COMMENT
         if document.get("dynamic_batching"):
-            comments["dynamic_batching"] = SMALL
+            comments["dynamic_batching"] = SMALL_BATCHES_COMMENT
         message = json_format.ParseDict(document, empty_config())
         return pbtxt.format_config(message, f"# {head}", comments)
 
@@ -163,14 +163,14 @@ class Addition(NamedTuple):
         name = self.names.preprocess
         return self._model(name, "preprocess", group, input=[IMAGE], output=output, parameters=parameters)
 
-    def _after(self, last: PostprocessStep) -> tuple[str, Document]:
-        parts = {"preprocess": self.names.preprocess, "preprocess_version": "1", **last.parameters}
+    def _after(self, step: PostprocessStep) -> tuple[str, Document]:
+        parts = {"preprocess": self.names.preprocess, "preprocess_version": "1", **step.parameters}
         return "Post-processing: outputs of the network to those of the pinned model.", self._model(
-            last.model,
-            last.backend,
+            step.model,
+            step.backend,
             ON_CPU,
             input=[IMAGE, *map(_tensor, self.settings.outputs)],
-            output=self._results(last.model),
+            output=self._results(step.model),
             parameters=_texts(parts),
         )
 
@@ -183,7 +183,7 @@ class Addition(NamedTuple):
 
     def _ensemble(self) -> Document:
         image, name = {contract.IMAGE: contract.IMAGE}, self.settings.image.name
-        inner = {output.name: f"output_{place}" for place, output in enumerate(self.settings.outputs)}
+        inner = {output.name: f"output_{index}" for index, output in enumerate(self.settings.outputs)}
         if not self.last:
             inner = {self.settings.outputs[0].name: self.output}
         steps = [

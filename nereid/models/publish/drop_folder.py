@@ -24,7 +24,7 @@ from nereid.base import files
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.journal import Append, Journal
 from nereid.repository.checksums import digest
-from nereid.server.control import NotReached
+from nereid.server.model_control import NotReached
 
 PUBLISHED, REJECTED = "published", "rejected"
 MAX_DEPTH = 32
@@ -82,16 +82,16 @@ class DropEntry:
         digests = {}
         for name, *_ in self.files:
             if not any(part.startswith(".") for part in Path(name).parts):
-                with self._opened(name) as file:
+                with self._open(name) as file:
                     digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         return digests
 
     def copy(self, name: str, target: Path) -> None:
         """Copy one of its files."""
-        with self._opened(name) as source, target.open("wb") as copy:
+        with self._open(name) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
 
-    def _opened(self, name: str) -> contextlib.AbstractContextManager[BufferedReader]:
+    def _open(self, name: str) -> contextlib.AbstractContextManager[BufferedReader]:
         return _opened_inside(self.root / name, self.path.parent)
 
     def is_same_file(self, other: "DropEntry | None") -> bool:
@@ -134,7 +134,7 @@ def read_entry(path: Path) -> DropEntry | None:
 
 
 @contextlib.contextmanager
-def copied(entry: DropEntry, digests: Mapping[str, str], staging: Path) -> Iterator[Path | None]:
+def copy_entry(entry: DropEntry, digests: Mapping[str, str], staging: Path) -> Iterator[Path | None]:
     """Provide a copy of an entry inside the context; None if the entry has changed.
 
     Args:
@@ -157,7 +157,7 @@ def copied(entry: DropEntry, digests: Mapping[str, str], staging: Path) -> Itera
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _combined(digests: Mapping[str, str]) -> str:
+def _combine(digests: Mapping[str, str]) -> str:
     """Return one SHA-256 for the digests of several files."""
     lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
     return hashlib.sha256(os.fsencode(lines)).hexdigest()
@@ -315,31 +315,36 @@ class DropFolder:
 
     def _settled(self, entry: DropEntry) -> Mapping[str, str]:
         """Return the digests of an entry's files if they have not changed for `settle_s`, else none."""
-        name, last = entry.path.name, self._observed.get(entry.path.name)
-        if last is None or last.entry != entry:
+        name, previous = entry.path.name, self._observed.get(entry.path.name)
+        if previous is None or previous.entry != entry:
             self._observed[name] = _Observation(entry, self._clock())
             return {}
         # No digests while the file is obviously being written.
-        if self._clock() - last.since < self._settle_s / (1 if last.digests else 2):
+        if self._clock() - previous.since < self._settle_s / (1 if previous.digests else 2):
             return {}
         try:
             digests = entry.digests()
         except OSError as error:
             self._report_once(name, f"cannot be read: {_why(error)}")
             digests = {}
-        if digests == last.digests:
+        if digests == previous.digests:
             return digests
         self._observed[name] = _Observation(entry, self._clock(), digests)
         return {}
 
     def _handle(self, entry: DropEntry, digests: Mapping[str, str]) -> bool:
         observed = self._observed.pop(entry.path.name)
-        sha256, last = _combined(digests), self._last.get(entry.path.name)
-        if last and last.stays and last.sha256 == sha256 and (last.version or last.terms == self._terms):
+        sha256, previous = _combine(digests), self._last.get(entry.path.name)
+        if (
+            previous
+            and previous.stays
+            and previous.sha256 == sha256
+            and (previous.version or previous.terms == self._terms)
+        ):
             self._done[entry.path.name] = entry
             return True
         try:
-            with copied(entry, digests, self._staging) as copy:
+            with copy_entry(entry, digests, self._staging) as copy:
                 return copy is not None and self._submit(entry, copy, sha256)
         except TEMPORARY as error:
             # The entry is still complete; the next one of its model must wait for it.

@@ -17,7 +17,7 @@ from nereid.base.assets import SAMPLES
 from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish import isolated_child
-from nereid.models.publish.intake.graph_edits import Activation
+from nereid.models.publish.importing.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks import BY_BACKEND, DEFAULT, TASKS, task_of
 from nereid.tasks.task import Task
@@ -61,7 +61,7 @@ class ExaminationRequest:
 
     Args:
         model: its name, for messages.
-        candidate: a version folder, with or without a number as its name.
+        version_folder: a version folder, with or without a number as its name.
         document: the model's config, with protobuf field names.
         current: the version folder to compare with; None for a first version.
         labels: label file whose lines are counted against the classes of the output.
@@ -71,12 +71,12 @@ class ExaminationRequest:
         preprocess_version: the version of that model.
         after: folder of the model that computes the pinned model's outputs; None without one.
         after_version: the version of that model.
-        is_survey: whether the network is only run once, to see what it returns.
+        is_first_run: whether the network is only run once, to see what it returns.
         described: the task in the description of the current version; empty for none.
     """
 
     model: str
-    candidate: Path
+    version_folder: Path
     document: Mapping[str, Any]
     current: Path | None = None
     labels: Path | None = None
@@ -86,7 +86,7 @@ class ExaminationRequest:
     preprocess_version: int = 0
     after: Path | None = None
     after_version: int = 0
-    is_survey: bool = False
+    is_first_run: bool = False
     described: str = ""
 
     @property
@@ -135,7 +135,7 @@ class Measurements:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class FirstRun:
     """The results of a first run.
 
     Args:
@@ -194,7 +194,7 @@ class Examination(Protocol):
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> Survey:
+    ) -> FirstRun:
         """Return what a new network returns; Rejected if the outputs cannot be the task's."""
 
     def notes(
@@ -235,14 +235,14 @@ def examine(
     return msgspec.convert(_run(request, timeout_s, progress), Measurements)
 
 
-def survey(request: ExaminationRequest, progress: Callable[[str], None]) -> Survey:
+def run_first_time(request: ExaminationRequest, progress: Callable[[str], None]) -> FirstRun:
     """Run a network for the first time; arguments and errors as for `examine`."""
-    return msgspec.convert(_run(replace(request, is_survey=True), None, progress), Survey)
+    return msgspec.convert(_run(replace(request, is_first_run=True), None, progress), FirstRun)
 
 
 def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
     if timeout_s is None:
-        files = [path for path in request.candidate.rglob("*") if path.is_file()]
+        files = [path for path in request.version_folder.rglob("*") if path.is_file()]
         timeout_s = TIMEOUT_S + sum(path.stat().st_size for path in files) / BYTES_PER_S
     try:
         kind, content = isolated_child.run(EXAMINER, request.to_json().decode(), timeout_s, progress)
@@ -282,8 +282,11 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Net
     preprocess = ModelConfig.from_file(request.preprocess, request.preprocess_version)
     preprocess = replace(preprocess, parameters={**preprocess.parameters, "decode_threads": "1"})
     pipeline = Pipeline.from_config(preprocess, max_batch_size=1, instances=1)
-    output, wanted = preprocess.outputs[0], config.inputs[0]
-    if len(config.inputs) > 1 or (output.datatype, output.dims) != (wanted.datatype, wanted.dims):
+    output, network_input = preprocess.outputs[0], config.inputs[0]
+    if len(config.inputs) > 1 or (output.datatype, output.dims) != (
+        network_input.datatype,
+        network_input.dims,
+    ):
         inputs = ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in config.inputs)
         raise Rejected(
             f"preprocessing '{preprocess.name}' returns {output.type_and_dims}, "
@@ -295,9 +298,9 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Net
         batch = pipeline.run([[encoded]])
         if isinstance(batch.outcomes[0], ServingError):
             raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
-        shape = (*([1] if config.max_batch_size else []), *wanted.network_dims)
+        shape = (*([1] if config.max_batch_size else []), *network_input.network_dims)
         tensor = batch.tensor.copy().reshape(shape)
-        samples.append(NetworkInput(title, {wanted.name: tensor}, encoded))
+        samples.append(NetworkInput(title, {network_input.name: tensor}, encoded))
     return samples
 
 

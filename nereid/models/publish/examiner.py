@@ -25,16 +25,16 @@ from nereid.models.publish.examination import (
     Examination,
     ExaminationLimits,
     ExaminationRequest,
+    FirstRun,
     Measurements,
     NetworkInput,
     OutputChange,
     Rejected,
-    Survey,
 )
 from nereid.models.publish.isolated_child import Write
 from nereid.repository import onnx_file, onnx_graph
-from nereid.repository.layout import InvalidLabels, check_label_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
+from nereid.repository.repository_index import InvalidLabels, check_label_count
 from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
@@ -57,7 +57,7 @@ LARGEST = float(np.finfo(np.float16).max)
 def check_file(request: ExaminationRequest, progress: Progress) -> tuple[OnnxFile, int]:
     """Read and check the file without running it; return it, and the bytes of its external data."""
     progress("reading the file")
-    file = onnx_file.read(onnx_file.network_path(request.candidate, request.document))
+    file = onnx_file.read(onnx_file.network_path(request.version_folder, request.document))
     external_bytes = onnx_file.check_external_data(file)
     onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
     progress("running the ONNX checker")
@@ -99,34 +99,34 @@ def _floats(file: OnnxFile, tensor: Any) -> np.ndarray:
     return np.memmap(path, dtype, "r", entry.offset, (count,))
 
 
-def check_signature(expected: Signature, got: Signature) -> None:
+def check_signature(expected: Signature, actual: Signature) -> None:
     """Reject inputs and outputs that differ from the current version's."""
-    problems = list(_differences("input", expected.inputs, got.inputs))
-    problems += _differences("output", expected.outputs, got.outputs)
+    problems = list(_differences("input", expected.inputs, actual.inputs))
+    problems += _differences("output", expected.outputs, actual.outputs)
     if problems:
         raise Rejected("; ".join(problems))
 
 
 def _differences(
-    what: str, expected: Mapping[str, NetworkTensor], got: Mapping[str, NetworkTensor]
+    kind: str, expected: Mapping[str, NetworkTensor], actual: Mapping[str, NetworkTensor]
 ) -> Iterator[str]:
     for name, tensor in expected.items():
-        if got.get(name) != tensor:
-            given = describe(got[name]) if name in got else "none"
-            yield f"{what} '{name}': expected {describe(tensor)}, got {given}"
-    for name in got.keys() - expected.keys():
-        yield f"unexpected {what} '{name}' {describe(got[name])}"
+        if actual.get(name) != tensor:
+            actual_text = describe(actual[name]) if name in actual else "none"
+            yield f"{kind} '{name}': expected {describe(tensor)}, got {actual_text}"
+    for name in actual.keys() - expected.keys():
+        yield f"unexpected {kind} '{name}' {describe(actual[name])}"
 
 
 def served_config(request: ExaminationRequest, signature: Signature) -> ModelConfig:
     """Return the config that the server would use, changed to one thread; InvalidConfig if it cannot."""
     document = dict(deepcopy(request.document)) | {"backend": "onnxruntime", "name": request.model}
     onnx_file.complete_document(document, lambda: signature)
-    config = ModelConfig.from_document(document, request.candidate.parent, 1)
-    ours = {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}
+    config = ModelConfig.from_document(document, request.version_folder.parent, 1)
+    single_threaded = {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}
     # A single instance does not share its weights.
     parameters = {key: text for key, text in config.parameters.items() if key != "nereid.shared_weights"}
-    return replace(config, parameters=parameters | ours)
+    return replace(config, parameters=parameters | single_threaded)
 
 
 def notes_of_config(request: ExaminationRequest, file: OnnxFile) -> Iterator[str]:
@@ -227,14 +227,14 @@ def _measure_latency(networks: Sequence[OpenedNetwork], sample: NetworkInput) ->
     times: list[list[float]] = [[] for _ in networks]
     start = time.perf_counter()
     while True:
-        for network, taken in zip(networks, times, strict=True):
+        for network, durations_ms in zip(networks, times, strict=True):
             begin = time.perf_counter()
             network.run(sample)
-            taken.append((time.perf_counter() - begin) * 1e3)
+            durations_ms.append((time.perf_counter() - begin) * 1e3)
         elapsed_s = time.perf_counter() - start
         is_enough = len(times[0]) >= TIMED_RUNS and elapsed_s > MIN_DURATION_S
         if is_enough or elapsed_s > MAX_DURATION_S:
-            return [statistics.median(taken) for taken in times]
+            return [statistics.median(durations_ms) for durations_ms in times]
 
 
 def is_slower(after_ms: float, before_ms: float, max_slowdown: float) -> bool:
@@ -305,11 +305,11 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
 
 
 def answer(text: str, write: Write) -> None:
-    """Examine or survey the network of a request, and write the steps and the result by their kinds."""
+    """Examine the network of a request, or run it once, and write the steps and the result by their kinds."""
     os.nice(NICENESS)
     try:
         request = ExaminationRequest.from_json(text)
-        run = survey if request.is_survey else examine
+        run = run_first_time if request.is_first_run else examine_step_by_step
         write("report", asdict(run(request, lambda line: write("progress", line))))
     except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
         write("rejected", _line(error))
@@ -323,23 +323,23 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def survey(request: ExaminationRequest, progress: Progress) -> Survey:
+def run_first_time(request: ExaminationRequest, progress: Progress) -> FirstRun:
     """Run a network on images for the first time."""
     file, _ = check_file(request, progress)
     config = served_config(request, file.signature)
     progress("running it for the first time")
-    network = OpenedNetwork("the network", config, request.candidate)
+    network = OpenedNetwork("the network", config, request.version_folder)
     meaning = _examination(request)
     samples = meaning.samples(config)
     outputs = network.outputs(samples)
     is_single = any(node.name == onnx_graph.FIRST_IMAGE for node in onnx_graph.nodes(file.model))
     can_batch = not is_single and _can_batch(network, meaning, samples)
-    seen = meaning.first_run(file, samples, outputs, can_batch)
+    result = meaning.first_run(file, samples, outputs, can_batch)
     if request.task is not DEFAULT:
-        return seen
+        return result
     several = outputs if len(outputs) > 1 else [network.run(sample) for sample in meaning.pair(samples)]
     claiming = (task.name for task in TASKS if (claims := task.entry_point("claims")) and claims(several))
-    return replace(seen, claimed_by=next(claiming, ""))
+    return replace(result, claimed_by=next(claiming, ""))
 
 
 def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[NetworkInput]) -> bool:
@@ -353,11 +353,11 @@ def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[N
         return False
     if any(array.shape[:1] != (len(pair),) for array in outputs.values()):
         return False
-    rows = [{key: array[place : place + 1] for key, array in outputs.items()} for place in range(len(pair))]
+    rows = [{key: array[index : index + 1] for key, array in outputs.items()} for index in range(len(pair))]
     return meaning.is_same([network.run(sample) for sample in pair], rows)
 
 
-def examine(request: ExaminationRequest, progress: Progress) -> Measurements:
+def examine_step_by_step(request: ExaminationRequest, progress: Progress) -> Measurements:
     """Examine a network step by step."""
     file, external_bytes = check_file(request, progress)
     progress("comparing its inputs and outputs with the current version")
@@ -381,7 +381,7 @@ def _measure(
 ) -> Measurements:
     """Run the network and measure it; the report begins with `identity`."""
     # A first session and run, so that libraries and thread pools do not count as the network's memory.
-    network = OpenedNetwork("the network", config, request.candidate)
+    network = OpenedNetwork("the network", config, request.version_folder)
     check_labels(request.labels, config)
     progress("preparing inputs")
     meaning = _examination(request)
@@ -393,7 +393,7 @@ def _measure(
     current, current_bytes = None, 0
     if request.current:
         current, current_bytes = measure_memory("the current version", config, request.current, samples[0])
-    network, memory_bytes = measure_memory("the network", config, request.candidate, samples[0])
+    network, memory_bytes = measure_memory("the network", config, request.version_folder, samples[0])
     progress(f"comparing outputs on {len(samples)} inputs")
     outputs = network.outputs(samples)
     notes += meaning.notes(config, samples, outputs)
@@ -402,7 +402,7 @@ def _measure(
         changes = meaning.changes(samples, [current.run(sample) for sample in samples], outputs)
         difference = _greatest(changes, request.limits, notes)
     if not request.limits.is_change_accepted:
-        check_half_range(onnx_file.network_path(request.candidate, request.document), samples)
+        check_half_range(onnx_file.network_path(request.version_folder, request.document), samples)
     progress("measuring its latency")
     latency_ms, slowdown = check_latency(network, current, samples[0], request.limits.max_slowdown)
     max_ratio = request.limits.max_memory_ratio
@@ -415,8 +415,10 @@ def _measure(
 def _examination(request: ExaminationRequest) -> Examination:
     """Return what the outputs mean to the task of the network, or else to the default task."""
     entry_point = request.task.entry_point("examination")
-    own = entry_point if entry_point and entry_point.fits(request) else DEFAULT.entry_point("examination")
-    examination: Examination = own(request)
+    examination_type = (
+        entry_point if entry_point and entry_point.fits(request) else DEFAULT.entry_point("examination")
+    )
+    examination: Examination = examination_type(request)
     return examination
 
 

@@ -63,7 +63,7 @@ def run(
         start, timer = time.monotonic(), threading.Timer(timeout_s, _kill, (process,))
         timer.start()
         try:
-            result, last = _read_results(process, request, progress)
+            result, last_step = _read_results(process, request, progress)
             if result:
                 return result
             status = process.wait()
@@ -72,7 +72,7 @@ def run(
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - MAX_ERROR_BYTES))
         lines = errors.read().decode(errors="replace").strip().splitlines()
         raise NoResult(
-            status, time.monotonic() - start >= timeout_s, last, lines[-1].strip() if lines else ""
+            status, time.monotonic() - start >= timeout_s, last_step, lines[-1].strip() if lines else ""
         )
 
 
@@ -110,17 +110,17 @@ def _read_results(
     with contextlib.suppress(BrokenPipeError):  # it has already exited; its status tells why
         process.stdin.write(request)
         process.stdin.close()
-    last = "starting"
+    last_step = "starting"
     for line in process.stdout:
         try:
             ((kind, content),) = json.loads(line).items()
         except ValueError:  # a line that was cut off when the process ended
             break
         if kind != "progress":
-            return (kind, content), last
-        last = content
+            return (kind, content), last_step
+        last_step = content
         progress(content)
-    return None, last
+    return None, last_step
 
 
 def main(module: str, parent: int) -> None:

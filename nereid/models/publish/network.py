@@ -12,12 +12,13 @@ from nereid.backends.routing.assignment import Variant, shares
 from nereid.base.config.model_config import CONFIGS, ModelConfig, read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.actions import reason_in_use
-from nereid.models.publish.candidate import read_description
 from nereid.models.publish.examination import ExaminationLimits, ExaminationRequest
+from nereid.models.publish.staged_version import read_description
 from nereid.models.routes.location import check_repository, find_routes, read_state
 from nereid.repository import pbtxt
 from nereid.repository.checksums import CHECKSUMS, digest
-from nereid.repository.layout import (
+from nereid.repository.onnx_file import network_path
+from nereid.repository.repository_index import (
     PARTS,
     PinnedModel,
     backend_of,
@@ -29,9 +30,8 @@ from nereid.repository.layout import (
     steps_of,
     versions_there,
 )
-from nereid.repository.onnx_file import network_path
-from nereid.server.control import Control
-from nereid.server.run_dir import ServerRecord
+from nereid.server.model_control import ModelControl
+from nereid.server.run_dir import ServerInfo
 
 # Start and end of the first line of a written config; `nereid tune` recognizes its own profile by them.
 LIKE, WRITTEN = "# Like ", "written by nereid publish."
@@ -66,7 +66,7 @@ class PublishedNetwork:
         """Return the plain config for one version."""
         return ModelConfig.from_file(self.folder, version)
 
-    def served(self) -> list[int]:
+    def served_versions(self) -> list[int]:
         """Return the versions that version_policy serves, ascending."""
         return served_versions(self.folder, read_pbtxt(self.folder / "config.pbtxt"))
 
@@ -87,8 +87,8 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
         OperationFailed: the route of that name cannot be read.
     """
     check_repository(repository)
-    known = readable_configs(repository)
-    pin_of = {pin.model: pin for pin in pins(repository, known)}
+    configs = readable_configs(repository)
+    pin_of = {pin.model: pin for pin in pins(repository, configs)}
     behind = _behind_route(repository, name, pin_of)
     if len(behind) > 1:
         raise WrongUsage(
@@ -96,12 +96,12 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
         )
     name = behind.pop() if behind else name
     name = pin_of[name].network if name in pin_of else name
-    plain = {model for model in known if backend_of(repository / model, known[model]) == "onnxruntime"}
+    plain = {model for model in configs if backend_of(repository / model, configs[model]) == "onnxruntime"}
     networks = sorted(plain.union(pin.network for pin in pin_of.values()))
     if name not in networks:
         raise WrongUsage(f"'{repository}' has no network '{name}', it has: {', '.join(networks) or 'none'}")
-    own = [pin for pin in pin_of.values() if pin.network == name]
-    return PublishedNetwork(repository / name, own, _variants(repository, own))
+    network_pins = [pin for pin in pin_of.values() if pin.network == name]
+    return PublishedNetwork(repository / name, network_pins, _variants(repository, network_pins))
 
 
 def _variants(repository: Path, pins: Iterable[PinnedModel]) -> list[PinnedVariant]:
@@ -140,7 +140,7 @@ def check_retirable(repository: Path, network: PublishedNetwork, version: int) -
     there = versions_there(network.folder)
     if version not in there:
         raise WrongUsage(f"{failure}: it does not exist, the versions are: {', '.join(map(str, there))}")
-    if network.served() == [version]:
+    if network.served_versions() == [version]:
         raise WrongUsage(f"{failure}: it is the only served version; fix: publish another version first")
     gone = network.at_version(version)
     for pinned in gone.variants:
@@ -168,18 +168,22 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
 
 
 def examination_request(
-    folder: Path, candidate: Path, current: Path | None, pin: PinnedModel | None, limits: ExaminationLimits
+    folder: Path,
+    version_folder: Path,
+    current: Path | None,
+    pin: PinnedModel | None,
+    limits: ExaminationLimits,
 ) -> ExaminationRequest:
     """Return the request to examine a version of the network in `folder`, with the models beside it.
 
-    `candidate` and `current` are version folders; `pin` belongs to the model that runs the network.
+    `current` is the folder of the version to compare with; `pin` belongs to the model that runs the network.
     """
     repository, document = folder.parent, read_pbtxt(folder / "config.pbtxt")
     labels = (output.get("label_filename") for output in document.get("output", ()))
     past = read_description(current) if current else None
     return ExaminationRequest(
         model=folder.name,
-        candidate=candidate,
+        version_folder=version_folder,
         document=document,
         current=current,
         labels=next((folder / name for name in labels if name), None),
@@ -208,7 +212,7 @@ def copy_pinned_model(template: Path, pin: PinnedModel, version: int, target: Pa
     _copy(template, target)
     head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}"
     for path in config_files(target):
-        text, config = _renamed(path, target.name)
+        text, config = _rename(path, target.name)
         if not _set_network_version(config, pin, version):
             raise OperationFailed(
                 f"cannot copy '{template / path.relative_to(target)}': expected a config with version "
@@ -222,8 +226,8 @@ def write_on_cpu(template: Path, target: Path) -> None:
 
     Its profile `cpu`, or else its plain config, must run all parts in one process.
     """
-    known = (template / CONFIGS / "cpu.pbtxt", template / "config.pbtxt")
-    source = next(path for path in known if path.exists())
+    candidates = (template / CONFIGS / "cpu.pbtxt", template / "config.pbtxt")
+    source = next(path for path in candidates if path.exists())
     document = read_pbtxt(source)
     if document.get("backend") not in PARTS or served_steps(document):
         kind = document.get("backend") or document.get("platform", "none")
@@ -232,7 +236,7 @@ def write_on_cpu(template: Path, target: Path) -> None:
             f"{' or '.join(PARTS)}, got '{kind}'; fix: write {CONFIGS}/cpu.pbtxt for '{template.name}'"
         )
     _copy(template, target, CONFIGS)
-    text, config = _renamed(source, target.name)
+    text, config = _rename(source, target.name)
     for group in config.instance_group or [config.instance_group.add()]:
         group.kind = group.KIND_CPU
         group.ClearField("gpus")
@@ -248,7 +252,7 @@ def _copy(template: Path, target: Path, *skipped: str) -> None:
     (target / "1" / ".gitkeep").touch()
 
 
-def _renamed(path: Path, name: str) -> tuple[str, Any]:
+def _rename(path: Path, name: str) -> tuple[str, Any]:
     """Return a file's text without our head, and its config for a model of another name with version 1."""
     text = path.read_text(encoding="utf-8")
     if text.startswith(LIKE):
@@ -296,7 +300,7 @@ class VersionState:
     shares: Mapping[str, float]
 
 
-def versions(repository: Path, name: str, record: ServerRecord | None) -> tuple[str, list[VersionState]]:
+def versions(repository: Path, name: str, server_info: ServerInfo | None) -> tuple[str, list[VersionState]]:
     """Return a network's name, and its versions, the newest first.
 
     Raises:
@@ -305,7 +309,7 @@ def versions(repository: Path, name: str, record: ServerRecord | None) -> tuple[
             respond.
     """
     network = find_network(repository, name)
-    ready = Control(record).ready_versions() if record else None
+    ready = ModelControl(server_info).ready_versions() if server_info else None
     states = [
         _version_state(repository, network, version, ready) for version in versions_there(network.folder)
     ]
@@ -315,13 +319,13 @@ def versions(repository: Path, name: str, record: ServerRecord | None) -> tuple[
 def _version_state(
     repository: Path, network: PublishedNetwork, version: int, ready: Mapping[str, set[int]] | None
 ) -> VersionState:
-    folder, own = network.folder / str(version), network.at_version(version)
+    folder, version_network = network.folder / str(version), network.at_version(version)
     checksums = folder / CHECKSUMS
     origin = PUBLISHED.search(checksums.read_text(encoding="utf-8")) if checksums.exists() else None
     files = [path for path in folder.rglob("*") if path.is_file()]
     model = network_path(folder, network.config(version).document)
     described = read_description(folder)
-    names = tuple(pin.model for pin in own.pins)
+    names = tuple(pin.model for pin in version_network.pins)
     return VersionState(
         version=version,
         state=_state(network, version, names, ready),
@@ -331,14 +335,14 @@ def _version_state(
         source=origin["source"] if origin else "",
         changes=described.changes if described else (),
         pinned=names,
-        shares=_shares(repository, own),
+        shares=_shares(repository, version_network),
     )
 
 
 def _state(
     network: PublishedNetwork, version: int, pinned: tuple[str, ...], ready: Mapping[str, set[int]] | None
 ) -> str:
-    if version not in network.served():
+    if version not in network.served_versions():
         return "not served"
     if ready is None:
         return "published"
@@ -348,10 +352,10 @@ def _state(
     return "ready" if is_ready else "not loaded"
 
 
-def _shares(repository: Path, own: PublishedNetwork) -> dict[str, float]:
+def _shares(repository: Path, network: PublishedNetwork) -> dict[str, float]:
     parts_of: dict[str, float] = {}
     for location in find_routes(repository):
-        names = [pinned.variant.name for pinned in own.variants if pinned.route == location.name]
+        names = [pinned.variant.name for pinned in network.variants if pinned.route == location.name]
         if names:
             parts = shares(read_state(location).route())
             parts_of[location.name] = sum(parts[name] for name in names)

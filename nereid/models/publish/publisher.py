@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nereid.backends.routing.assignment import MAX_VARIANTS, Route, with_default
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish import candidate
+from nereid.models.publish import examination, staged_version
 from nereid.models.publish.actions import (
     Action,
     AddToVersionPolicy,
@@ -25,18 +25,16 @@ from nereid.models.publish.actions import (
     Workspace,
     checked_route,
 )
-from nereid.models.publish.candidate import Description
 from nereid.models.publish.examination import (
     ExaminationLimits,
     ExaminationRequest,
     Measurements,
     Rejected,
     examine,
-    survey,
 )
-from nereid.models.publish.intake.adaptation import TO_FP16, Precision, convert_to_fp16, edit_file
-from nereid.models.publish.intake.chosen_task import named_intake
-from nereid.models.publish.intake.graph_edits import fit_runtimes
+from nereid.models.publish.importing.adaptation import TO_FP16, Precision, convert_to_fp16, edit_file
+from nereid.models.publish.importing.graph_edits import fit_runtimes
+from nereid.models.publish.importing.model_importer import named_importer
 from nereid.models.publish.network import (
     PublishedNetwork,
     check_retirable,
@@ -45,16 +43,17 @@ from nereid.models.publish.network import (
     find_network,
     successor,
 )
+from nereid.models.publish.staged_version import Description
 from nereid.models.publish.transaction import OperationJournal, StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
 from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, find_routes, read_state
 from nereid.repository import onnx_file
-from nereid.repository.layout import versions_there
-from nereid.server.control import NotReached
-from nereid.server.run_dir import ServerRecord
+from nereid.repository.repository_index import versions_there
+from nereid.server.model_control import NotReached
+from nereid.server.run_dir import ServerInfo
 
-ROLLBACK_S = 30.0
+ROLLBACK_TIMEOUT_S = 30.0
 # Giving a version all traffic changes the route, not the repository.
 MAX_SHARE = 0.99
 
@@ -73,22 +72,24 @@ class Published:
     report: Measurements
     seconds: float
 
-    def line(self, record: ServerRecord | None) -> str:
-        """Describe what happened in plain words; `record` is the running server."""
+    def line(self, server_info: ServerInfo | None) -> str:
+        """Describe what happened in plain words; `server_info` is the running server."""
         behind = f" as {', '.join(self.pinned)}" if self.pinned else ""
-        return f"{self.model} {self.version}: {describe_served(record)}{behind}, after {self.seconds:.1f} s"
+        return (
+            f"{self.model} {self.version}: {describe_served(server_info)}{behind}, after {self.seconds:.1f} s"
+        )
 
 
-def describe_served(record: ServerRecord | None) -> str:
+def describe_served(server_info: ServerInfo | None) -> str:
     """Say whether a server already serves a change."""
-    return "served" if record else "in the repository (no server running)"
+    return "served" if server_info else "in the repository (no server running)"
 
 
 def publish(
     repository: Path,
     name: str,
     source: Path,
-    record: ServerRecord | None,
+    server_info: ServerInfo | None,
     limits: ExaminationLimits | None = None,
     share: float = 0,
     report: Callable[[str], None] = lambda line: None,
@@ -102,7 +103,7 @@ def publish(
         repository: the model repository.
         name: the network, or a route or pinned model with this network only.
         source: the ONNX file, or a folder with it and its external data.
-        record: the running server, if there is one.
+        server_info: the running server, if there is one.
         limits: limits of the examination.
         share: initial fraction of the traffic, 0 to below 1; 0 serves the version only on request.
         report: receives a line per step.
@@ -116,7 +117,7 @@ def publish(
     """
     start = time.monotonic()
     check_share(share)
-    with locked_repository(repository, record, report) as locked:
+    with locked_repository(repository, server_info, report) as locked:
         check_none_active(repository, f"publish a version of '{name}'")
         network, limits = find_network(repository, name), limits or ExaminationLimits()
         version = NewVersion(
@@ -144,7 +145,7 @@ def retire(
     repository: Path,
     name: str,
     version: int,
-    record: ServerRecord | None,
+    server_info: ServerInfo | None,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Remove a version from the routes, then from the server once it is idle, then from the disk.
@@ -154,7 +155,7 @@ def retire(
         OperationFailed: the server refuses; the next command continues.
         OSError: a file cannot be read or written.
     """
-    with locked_repository(repository, record, report) as locked:
+    with locked_repository(repository, server_info, report) as locked:
         check_none_active(repository, f"retire a version of '{name}'")
         network = find_network(repository, name)
         check_retirable(repository, network, version)
@@ -168,7 +169,7 @@ def retire(
         locked.undo_earlier("retire", network.name, version, actions)
 
 
-def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
+def rollback(repository: Path, name: str, server_info: ServerInfo | None) -> list[str]:
     """Take all traffic off the newest version that has any, and restore the weights from before it.
 
     It does not wait for a publication, and the version stays loaded. Returns a line for each changed route.
@@ -190,14 +191,14 @@ def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[s
         for location in find_routes(repository)
         if location.name in routes
     ]
-    return [_roll_back(location, propose, record) for location, propose in changes]
+    return [_roll_back(location, propose, server_info) for location, propose in changes]
 
 
-def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord | None) -> str:
+def _roll_back(location: RouteLocation, propose: Propose, server_info: ServerInfo | None) -> str:
     """Change a route; a server that does not respond reads the change when it starts again."""
     try:
-        server = RunningServer(record) if record else None
-        return change_with_retry(location, propose, server, ROLLBACK_S)
+        server = RunningServer(server_info) if server_info else None
+        return change_with_retry(location, propose, server, ROLLBACK_TIMEOUT_S)
     except NotReached as error:
         return f"{change_with_retry(location, propose, None)}: {error}"
 
@@ -208,24 +209,30 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
     If the history has no such weights, the latest of them gets all traffic. WrongUsage: there is none.
     """
     variants = [pinned for pinned in network.variants if pinned.route == location.name]
-    current = [pinned.variant.name for pinned in variants if pinned.pin.network_version == newest]
+    current_names = [pinned.variant.name for pinned in variants if pinned.pin.network_version == newest]
     variants.sort(key=lambda pinned: -pinned.pin.network_version)
-    earlier = [pinned.variant.name for pinned in variants if pinned.pin.network_version < newest]
-    if not earlier:
+    earlier_names = [pinned.variant.name for pinned in variants if pinned.pin.network_version < newest]
+    if not earlier_names:
         raise WrongUsage(
             f"cannot roll back: route '{location.name}' has no version of '{network.name}' before {newest}"
         )
 
-    def propose(present: RouteFileSnapshot) -> Proposal:
-        route, past = present.route(), [entry.parsed() for entry in reversed(present.all_entries)]
-        known = (_weights(route, earlier) for route in past if route and not _weights(route, current))
-        weights = next(filter(None, known), None) or _weights(route, earlier) or {earlier[0]: 1}
+    def propose(current: RouteFileSnapshot) -> Proposal:
+        route, past = current.route(), [entry.parsed() for entry in reversed(current.all_entries)]
+        past_weights = (
+            _weights(route, earlier_names) for route in past if route and not _weights(route, current_names)
+        )
+        weights = (
+            next(filter(None, past_weights), None) or _weights(route, earlier_names) or {earlier_names[0]: 1}
+        )
         # Variants of other networks keep their weights.
-        ours = dict.fromkeys((*current, *earlier), 0) | weights
-        changed = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
-        default = max(weights, key=lambda name: weights[name]) if route.default in current else route.default
+        new_weights = dict.fromkeys((*current_names, *earlier_names), 0) | weights
+        changed = tuple(replace(v, weight=new_weights.get(v.name, v.weight)) for v in route.variants)
+        default = (
+            max(weights, key=lambda name: weights[name]) if route.default in current_names else route.default
+        )
         back = with_default(replace(route, variants=changed), default)
-        return Proposal(checked_route(back), f"roll back {', '.join(current)}")
+        return Proposal(checked_route(back), f"roll back {', '.join(current_names)}")
 
     return propose
 
@@ -287,22 +294,22 @@ class NewVersion:
         network, report = self.network, staged.workspace.report
         document = network.config(self.number).document
         folder = staged.workspace.staging / "new" / network.name / str(self.number)
-        candidate.check_labels(source, network.folder)
-        candidate.stage(source, folder, document.get("default_model_filename") or "model.onnx")
+        staged_version.check_labels(source, network.folder)
+        staged_version.stage(source, folder, document.get("default_model_filename") or "model.onnx")
         report(f"{source.name}: staged as version {self.number} of '{network.name}'")
         pin = next(iter(network.at_version(self.current).pins), None)
-        present = network.folder / str(self.current)
-        request = examination_request(network.folder, folder, present, pin, limits)
-        for change in _adapted(request, source, report):
+        current_folder = network.folder / str(self.current)
+        request = examination_request(network.folder, folder, current_folder, pin, limits)
+        for change in _adapt_staged(request, source, report):
             report(f"changed: {change}")
         if precision:
             convert_to_fp16(onnx_file.network_path(folder, document))
-            if description := candidate.read_description(folder):
+            if description := staged_version.read_description(folder):
                 changes = (*description.changes, TO_FP16)
-                candidate.write_description(folder, replace(description, changes=changes))
+                staged_version.write_description(folder, replace(description, changes=changes))
             report(f"changed: {TO_FP16}")
         measured = examine(request, progress=lambda line: report(f"examination: {line}"))
-        candidate.write_checksums(folder, source, staged.operation.user)
+        staged_version.write_checksums(folder, source, staged.operation.user)
         return measured
 
     def copy_pinned_models(self, models: dict[str, str], workspace: Workspace) -> None:
@@ -328,13 +335,14 @@ class NewVersion:
 
 def _current(network: PublishedNetwork, against: int) -> int:
     """Return the version that a new one is compared with; WrongUsage if it is not served."""
-    served = network.served()
+    served = network.served_versions()
     default = [pinned.pin.network_version for pinned in network.variants if pinned.is_default]
     current = against or next(iter(default), served[-1] if served else 0)
     if current not in served:
-        known = ", ".join(map(str, served)) or "none"
+        versions = ", ".join(map(str, served)) or "none"
         raise WrongUsage(
-            f"cannot compare with version {current} of '{network.name}': expected a served version, {known}"
+            f"cannot compare with version {current} of '{network.name}': expected a served version, "
+            f"{versions}"
         )
     return current
 
@@ -349,7 +357,7 @@ def _next_version(log: OperationJournal, network: PublishedNetwork) -> int:
     return max([*used, *versions_there(network.folder)], default=0) + 1
 
 
-def _adapted(request: ExaminationRequest, source: Path, report: Callable[[str], None]) -> list[str]:
+def _adapt_staged(request: ExaminationRequest, source: Path, report: Callable[[str], None]) -> list[str]:
     """Change a staged network as the current version was changed, and write its description.
 
     A network without a description was copied by hand: only its opset and IR version may change. A task whose
@@ -360,30 +368,32 @@ def _adapted(request: ExaminationRequest, source: Path, report: Callable[[str], 
         Rejected: the network cannot be run, or does not compute batches like the current version.
     """
     assert request.current is not None
-    document, path = request.document, onnx_file.network_path(request.candidate, request.document)
-    past, entry_point = candidate.read_description(request.current), request.task.entry_point("intake")
+    document, path = request.document, onnx_file.network_path(request.version_folder, request.document)
+    past, entry_point = staged_version.read_description(request.current), request.task.entry_point("importer")
     if past is None and entry_point and entry_point.has_one_form:
         past = Description(source="", sha256="", task=entry_point.name)
     if past is None:
         return edit_file(path, fit_runtimes)
-    original, content, intake = onnx_file.read(path), path.read_bytes(), named_intake(past.task)
+    original, content, importer = onnx_file.read(path), path.read_bytes(), named_importer(past.task)
     (image,), outputs = document["input"], document["output"]
     names = [image["name"], *(output["name"] for output in outputs)]
     current = onnx_file.network_path(request.current, document)
-    choices = intake.input.repeated(path, current, past, image)
-    intake.adapt(path, choices, names=names)
-    first_run = dataclasses.replace(request, current=None)
-    seen = survey(first_run, progress=lambda line: report(f"examination: {line}"))
-    if not seen.can_batch and int(document.get("max_batch_size", 0)) > 1:
+    choices = importer.input.repeat_choices(path, current, past, image)
+    importer.adapt(path, choices, names=names)
+    without_current = dataclasses.replace(request, current=None)
+    first_run = examination.run_first_time(
+        without_current, progress=lambda line: report(f"examination: {line}")
+    )
+    if not first_run.can_batch and int(document.get("max_batch_size", 0)) > 1:
         raise Rejected(
-            f"the network computes one {intake.input.unit} at a time, but the current version computes "
+            f"the network computes one {importer.input.unit} at a time, but the current version computes "
             "batches"
         )
     path.write_bytes(content)
-    adapted = intake.adapt(path, choices, intake.activation(choices, seen), names)
+    adapted = importer.adapt(path, choices, importer.activation(choices, first_run), names)
     changes = tuple(adapted.changes)
     description = replace(past, source=source.name, sha256=original.sha256, changes=changes)
-    candidate.write_description(request.candidate, description)
+    staged_version.write_description(request.version_folder, description)
     for note in adapted.notes:
         report(f"note: {note}")
     return adapted.changes

@@ -13,7 +13,7 @@ from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.location import check_repository, find_routes, read_state
 from nereid.repository.check import check
-from nereid.repository.layout import (
+from nereid.repository.repository_index import (
     PinnedModel,
     config_files,
     model_folders,
@@ -21,8 +21,8 @@ from nereid.repository.layout import (
     readable_configs,
     steps_of,
 )
-from nereid.server.control import Control, Refused
-from nereid.server.run_dir import ServerRecord
+from nereid.server.model_control import ModelControl, Refused
+from nereid.server.run_dir import ServerInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RemovableModels:
 def remove(
     repository: Path,
     name: str,
-    record: ServerRecord | None,
+    server_info: ServerInfo | None,
     report: Callable[[str], None] = lambda line: None,
 ) -> tuple[str, ...]:
     """Remove a model; with a route, also the models that only its requests reach. Returns their names.
@@ -53,11 +53,11 @@ def remove(
         OSError: a file cannot be moved.
     """
     check_repository(repository)
-    with locked_repository(repository, record, report) as locked:
+    with locked_repository(repository, server_info, report) as locked:
         check_none_active(repository, f"remove '{name}'", name)
         parts = find_parts(repository, name)
         if not parts.models:
-            return _unload_leftover(repository, name, record)
+            return _unload_leftover(repository, name, server_info)
         *behind, last = parts.models
         actions: tuple[Action, ...] = (
             *(Install(model, model) for model in behind),
@@ -98,9 +98,11 @@ def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[s
         target.model for other, route in routes.items() if other != name for target in route.targets()
     }
     all_pins = pins(repository, readable_configs(repository))
-    ours = [pin for pin in all_pins if pin.model in called]
-    versions = {pin.model for pin in all_pins if any(_is_version(pin, origin) for origin in ours)} - of_others
-    return (*sorted((versions | called) - {pin.network for pin in ours}), name)
+    called_pins = [pin for pin in all_pins if pin.model in called]
+    versions = {
+        pin.model for pin in all_pins if any(_is_version(pin, origin) for origin in called_pins)
+    } - of_others
+    return (*sorted((versions | called) - {pin.network for pin in called_pins}), name)
 
 
 def _is_version(pin: PinnedModel, known: PinnedModel) -> bool:
@@ -111,11 +113,11 @@ def _is_version(pin: PinnedModel, known: PinnedModel) -> bool:
 
 def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
     """Return the models that pinned models run, in load order."""
-    own = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
-    roles = [{getattr(pin, role) for pin in own} for role in ("network", "preprocess", "after")]
-    known = [name for role in roles for name in sorted(role)]
+    selected_pins = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
+    roles = [{getattr(pin, role) for pin in selected_pins} for role in ("network", "preprocess", "after")]
+    role_models = [name for role in roles for name in sorted(role)]
     steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
-    return [name for name in (*sorted(steps.difference(known)), *known) if name not in pinned]
+    return [name for name in (*sorted(steps.difference(role_models)), *role_models) if name not in pinned]
 
 
 def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]) -> str:
@@ -141,14 +143,14 @@ def _steps(file: Path) -> list[str]:
         return []
 
 
-def _unload_leftover(repository: Path, name: str, record: ServerRecord | None) -> tuple[str, ...]:
-    if control := Control(record) if record else None:
+def _unload_leftover(repository: Path, name: str, server_info: ServerInfo | None) -> tuple[str, ...]:
+    if model_control := ModelControl(server_info) if server_info else None:
         try:
-            control.config(name)  # the index lists only models that have a folder
+            model_control.config(name)  # the index lists only models that have a folder
         except Refused:
             pass
         else:
-            control.unload(name)
+            model_control.unload(name)
             return (name,)
     _check_there(repository, name)
     return ()
@@ -160,7 +162,7 @@ def _check_there(repository: Path, name: str) -> None:
         raise WrongUsage(f"'{repository}' has no model '{name}', it has: {', '.join(known) or 'none'}")
 
 
-def reload(repository: Path, name: str, record: ServerRecord) -> None:
+def reload(repository: Path, name: str, server_info: ServerInfo) -> None:
     """Reload a model whose config or files were edited, after the checks of `nereid check`.
 
     Raises:
@@ -174,4 +176,4 @@ def reload(repository: Path, name: str, record: ServerRecord) -> None:
     ]
     if failures:
         raise OperationFailed("; ".join(f"{failure.what}: {failure.found}" for failure in failures))
-    Control(record).load(name)
+    ModelControl(server_info).load(name)

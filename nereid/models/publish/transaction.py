@@ -25,8 +25,8 @@ from nereid.base.errors import OperationFailed
 from nereid.base.journal import Append, Journal, user_name
 from nereid.base.units import escaped
 from nereid.models.publish.actions import Action, VariantInUse, Workspace
-from nereid.server.control import NotReached
-from nereid.server.run_dir import ServerRecord
+from nereid.server.model_control import NotReached
+from nereid.server.run_dir import ServerInfo
 
 EXPLICIT = "explicit"
 Kind = Literal["add", "publish", "retire", "remove"]
@@ -235,7 +235,7 @@ class LockedRepository:
 
 @contextmanager
 def locked_repository(
-    repository: Path, record: ServerRecord | None, report: Callable[[str], None]
+    repository: Path, server_info: ServerInfo | None, report: Callable[[str], None]
 ) -> Iterator[LockedRepository]:
     """Hold the repository's journal and lock; first finish or undo the operation of a killed command.
 
@@ -244,13 +244,14 @@ def locked_repository(
             not accept load requests.
     """
     repository = Path(os.path.realpath(repository))
-    if record and record.model_control_mode != EXPLICIT:
+    if server_info and server_info.model_control_mode != EXPLICIT:
         raise OperationFailed(
             f"cannot load models: expected a server with --model-control-mode {EXPLICIT}, got "
-            f"{record.model_control_mode}; fix: nereid serve without that option, or stop the server first"
+            f"{server_info.model_control_mode}; fix: nereid serve without that option, or stop the server "
+            "first"
         )
     with opened_journal(repository) as log:
-        locked = LockedRepository(log, Workspace(repository, log.folder, record, report))
+        locked = LockedRepository(log, Workspace(repository, log.folder, server_info, report))
         if note := log.events.note_on_damage():
             report(note)
         locked.recover()

@@ -12,25 +12,25 @@ from pathlib import Path
 from nereid.base import files
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.processes import StopFlag
-from nereid.base.watched_folder import POLL_S, changes
+from nereid.base.watched_folder import POLL_INTERVAL_S, changes
 from nereid.models.publish import publisher
-from nereid.models.publish.candidate import DESCRIPTION, read_description
 from nereid.models.publish.drop_folder import DropFolder, Publish, TemporaryFailure, WriteLine, journal_of
 from nereid.models.publish.examination import ExaminationFailed, ExaminationLimits
 from nereid.models.publish.network import PublishedNetwork, find_network
+from nereid.models.publish.staged_version import DESCRIPTION, read_description
 from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import RolloutActive
 from nereid.models.routes.location import check_repository
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.onnx_file import network_path
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 
 LOCK_TIMEOUT_S = 0.5
 
 
 def publication(
     repository: Path,
-    find_record: Callable[[], ServerRecord | None],
+    find_server: Callable[[], ServerInfo | None],
     limits: ExaminationLimits,
     share: float,
     report: WriteLine,
@@ -42,15 +42,15 @@ def publication(
     """
 
     def publish(name: str, source: Path) -> tuple[str, int]:
-        record = find_record()
-        with _temporary(OperationFailed, InvalidConfig), locked_repository(repository, record, report):
+        server_info = find_server()
+        with _temporary(OperationFailed, InvalidConfig), locked_repository(repository, server_info, report):
             pass
         with _temporary(ExaminationFailed, publisher.RouteFull, RolloutActive, InvalidConfig):
             network = find_network(repository, name)
             if version := _find_published(network, source):
                 report(f"{source.name}: identical to version {version} of '{network.name}'")
                 return network.name, version
-            done = publisher.publish(repository, name, source, record, limits, share, report)
+            done = publisher.publish(repository, name, source, server_info, limits, share, report)
             return done.model, done.version
 
     return publish
@@ -66,22 +66,22 @@ def _temporary(*kinds: type[Exception]) -> Iterator[None]:
 
 def _find_published(network: PublishedNetwork, source: Path) -> int:
     """Return the newest served version of a network if it was published from `source`, else 0."""
-    version = max(network.served(), default=0)
-    own = _published_digests(network, version) if version else set()
-    theirs = _digests_below(source)
-    networks = _networks_of(source) if source.is_dir() else theirs
-    return version if networks and networks <= own <= theirs else 0
+    version = max(network.served_versions(), default=0)
+    published_digests = _published_digests(network, version) if version else set()
+    source_digests = _digests_below(source)
+    networks = _networks_of(source) if source.is_dir() else source_digests
+    return version if networks and networks <= published_digests <= source_digests else 0
 
 
 def _published_digests(network: PublishedNetwork, version: int) -> set[str]:
     """Return the digests of the files that a version was published from, before its network was changed."""
     folder = network.folder / str(version)
-    own = _digests_below(folder)
+    digests = _digests_below(folder)
     if described := read_description(folder):
         adapted = network_path(folder, network.config(version).document)
-        own -= {digest(path) for path in (folder / DESCRIPTION, adapted) if path.is_file()}
-        own.add(described.sha256)
-    return own
+        digests -= {digest(path) for path in (folder / DESCRIPTION, adapted) if path.is_file()}
+        digests.add(described.sha256)
+    return digests
 
 
 def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
@@ -94,8 +94,8 @@ def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
     """
     if not folder.is_dir():
         raise WrongUsage(f"cannot watch '{folder}': it is not a folder; fix: mkdir {folder}")
-    ours, theirs = folder.resolve(), repository.resolve()
-    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+    drop_path, repository_path = folder.resolve(), repository.resolve()
+    if drop_path.is_relative_to(repository_path) or repository_path.is_relative_to(drop_path):
         raise WrongUsage(
             f"cannot watch '{folder}': it contains the repository '{repository}', or is inside it; "
             "fix: watch a separate folder"
@@ -150,7 +150,7 @@ def watch(
             report=report,
         )
         report(f"watching {folder}")
-        for _ in changes(folder, min(settle_s / 2, POLL_S), is_polling, stop, report):
+        for _ in changes(folder, min(settle_s / 2, POLL_INTERVAL_S), is_polling, stop, report):
             while not stop.is_set() and drops.step():
                 pass
     report("stopped")

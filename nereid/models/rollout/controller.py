@@ -21,13 +21,13 @@ from msgspec.structs import replace
 from nereid.backends.routing import route_file
 from nereid.backends.routing.assignment import LoadedRoute, Route, Shadow, Variant, shares, with_default
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
-from nereid.models.rollout.judge import Outcome, Verdict
+from nereid.models.rollout.judge import StepOutcome, StepVerdict
 from nereid.models.rollout.measurement import Measurement, MetricsSnapshot
 from nereid.models.rollout.plan import SHADOW, Pair, RolloutPlan
 from nereid.models.rollout.rollout_journal import BUSY, Event, Rollout, RolloutJournals
 from nereid.models.routes.change import (
-    SERVED,
-    SERVED_S,
+    SERVED_STATUS,
+    SERVED_TIMEOUT_S,
     Proposal,
     Propose,
     RunningServer,
@@ -38,15 +38,15 @@ from nereid.models.routes.change import (
     plan,
     served_status,
 )
-from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, load_present_route, read_state
-from nereid.server.control import NotReached
-from nereid.server.run_dir import ServerRecord
+from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, load_current_route, read_state
+from nereid.server.model_control import NotReached
+from nereid.server.run_dir import ServerInfo
 
 HOOK_TIMEOUT_S = 60.0
 POLL_S = 1.0
 # Evaluations without a decision are written at intervals of this fraction of the step's duration.
 LINE_PART = 0.01
-FindServer = Callable[[], ServerRecord | None]
+FindServer = Callable[[], ServerInfo | None]
 
 
 def run_hook(hook: str, event: str, rollout: Rollout) -> None:
@@ -122,9 +122,9 @@ def first_step(route: Route, plan: RolloutPlan) -> int:
     Raises:
         WrongUsage: the candidate already has all traffic.
     """
-    present = shares(route)[plan.candidate] * 100
+    current = shares(route)[plan.candidate] * 100
     for number, step in enumerate(plan.steps):
-        if (step == SHADOW and not present) or (step != SHADOW and step > present + 1e-9):
+        if (step == SHADOW and not current) or (step != SHADOW and step > current + 1e-9):
             return number
     raise WrongUsage(f"'{plan.candidate}' already receives all traffic of the route")
 
@@ -134,8 +134,8 @@ def propose_step(rollout: Rollout) -> Propose:
     share, plan = rollout.share, rollout.plan
     is_shadow = plan.steps[rollout.step] == SHADOW
 
-    def propose(present: RouteFileSnapshot) -> Proposal:
-        route = present.route()
+    def propose(current: RouteFileSnapshot) -> Proposal:
+        route = current.route()
         target = _variant(route, plan.candidate)
         shadow = Shadow(
             rollout.pair.shadow, target.model, target.version, plan.shadow_percent, target.deadline_ms
@@ -149,9 +149,9 @@ def propose_step(rollout: Rollout) -> Propose:
 def propose_withdrawal(rollout: Rollout) -> Propose:
     """Propose the current route without traffic for the candidate."""
 
-    def propose(present: RouteFileSnapshot) -> Proposal:
+    def propose(current: RouteFileSnapshot) -> Proposal:
         note = f"rollout of {rollout.plan.candidate}: {rollout.result}"
-        route, control = present.route(), rollout.pair.control[0]
+        route, control = current.route(), rollout.pair.control[0]
         if control not in (variant.name for variant in route.variants):
             raise ControlGone(f"the route has no variant '{control}' any more, so its weights stay")
         route = _with(route, rollout.pair, 0.0, ())
@@ -175,8 +175,8 @@ def _with(route: Route, pair: Pair, share: float, shadows: tuple[Shadow, ...]) -
     variants = tuple(
         replace(variant, weight=weights.get(variant.name, variant.weight)) for variant in route.variants
     )
-    kept = tuple(shadow for shadow in route.shadows if shadow.name != pair.shadow)
-    return replace(route, variants=variants, shadows=(*kept, *shadows))
+    other_shadows = tuple(shadow for shadow in route.shadows if shadow.name != pair.shadow)
+    return replace(route, variants=variants, shadows=(*other_shadows, *shadows))
 
 
 def _weight(share: float) -> float:
@@ -206,7 +206,7 @@ class Controller:
         self.journals = RolloutJournals.of(location)
         self._measurement: Measurement | None = None
         self._written_s = float("-inf")
-        self._trouble = ""
+        self._wait_reason = ""
 
     def step(self) -> bool:
         """Do what is due now; return whether the rollout is busy, so that the next poll is due soon.
@@ -232,17 +232,17 @@ class Controller:
 
     def _begin(self, rollout: Rollout) -> None:
         self._measurement = None
-        server, present = RunningServer(self._record()), read_state(self._location)
+        server, current = RunningServer(self._server_info()), read_state(self._location)
         if not rollout.intended:
-            if rollout.sha256 and present.sha256 != rollout.sha256:
-                self._pause_for_edit(rollout, present)
+            if rollout.sha256 and current.sha256 != rollout.sha256:
+                self._pause_for_edit(rollout, current)
                 return
-            if not self._announce(rollout, present):
+            if not self._announce(rollout, current):
                 return
-        propose = self._guarded(rollout, rollout.intended or present.sha256)
+        propose = self._guard(rollout, rollout.intended or current.sha256)
         try:
             planned = plan(self._location, propose)
-            self._log(f"rollout {change(self._location, propose, server, wait_s=SERVED_S)}")
+            self._log(f"rollout {change(self._location, propose, server, wait_s=SERVED_TIMEOUT_S)}")
         except _Edited:
             self._pause_for_edit(rollout, read_state(self._location))
         except (_Overtaken, Superseded):
@@ -250,18 +250,19 @@ class Controller:
         except NotReached:
             raise
         except (OperationFailed, InvalidConfig) as error:
-            self._refused(rollout, server, str(error))
+            self._on_refusal(rollout, server, str(error))
         else:
-            loaded = planned.loaded if planned.is_needed else planned.present
+            loaded = planned.loaded if planned.is_needed else planned.current
             self._write(rollout, "begin", sha256=loaded.sha256)
 
-    def _announce(self, rollout: Rollout, present: RouteFileSnapshot) -> bool:
+    def _announce(self, rollout: Rollout, current: RouteFileSnapshot) -> bool:
         """Write a route change to the journal after its hook; return whether the change may happen."""
-        loaded = load_present_route(self._location, present)
+        loaded = load_current_route(self._location, current)
         pair = find_pair(loaded, rollout.plan.candidate, rollout.pair.control[0])
         if pair != rollout.pair:
             expected, got = (
-                f"version {one.candidate[1]} against {one.control[1]}" for one in (rollout.pair, pair)
+                f"version {compared_pair.candidate[1]} against {compared_pair.control[1]}"
+                for compared_pair in (rollout.pair, pair)
             )
             self._write(rollout, "pause", (f"expected the variants of the start, {expected}, got {got}",))
             return False
@@ -271,24 +272,24 @@ class Controller:
             self._say(str(error))
             self._write(rollout, "pause", ("the hook before_step failed, see the log",))
             return False
-        return self._write(rollout, "change", sha256=present.sha256)
+        return self._write(rollout, "change", sha256=current.sha256)
 
-    def _guarded(self, rollout: Rollout, allowed: str) -> Propose:
+    def _guard(self, rollout: Rollout, allowed: str) -> Propose:
         """Return a proposal for the route file `allowed`, or for one that already has the step's weights."""
         proposed = propose_step(rollout)
 
-        def propose(present: RouteFileSnapshot) -> Proposal:
+        def propose(current: RouteFileSnapshot) -> Proposal:
             now = self.journals.read(rollout.number)
             if now is None or (now.phase, now.step) != (rollout.phase, rollout.step):
                 raise _Overtaken("a command has changed the rollout")
-            proposal = proposed(present)
-            if present.sha256 != allowed and present.differs_from(proposal.route):
+            proposal = proposed(current)
+            if current.sha256 != allowed and current.differs_from(proposal.route):
                 raise _Edited("the route was changed outside the rollout")
             return proposal
 
         return propose
 
-    def _refused(self, rollout: Rollout, server: RunningServer, reason: str) -> None:
+    def _on_refusal(self, rollout: Rollout, server: RunningServer, reason: str) -> None:
         """Roll back if the candidate is not ready; another refusal is not the candidate's fault."""
         route = read_state(self._location).route()
         candidate = next(
@@ -298,26 +299,26 @@ class Controller:
             self._say(reason)
             self._write(rollout, "pause", ("the server does not serve the step, see the log",))
         else:
-            self._decide(rollout, Verdict(Outcome.FAIL, (f"the candidate is not ready: {reason}",)))
+            self._decide(rollout, StepVerdict(StepOutcome.FAIL, (f"the candidate is not ready: {reason}",)))
 
     def _withdraw(self, rollout: Rollout) -> None:
         """Take all traffic from the candidate; without a server, the file is changed for its next start."""
         server, reasons = RunningServer.of(self._find_server()), rollout.reasons
         try:
-            text = self._withdrawn(rollout, server)
+            text = self._withdraw_traffic(rollout, server)
         except ControlGone as error:
             text, reasons = f"{self._location.name}: {error}", (*reasons, str(error))
         else:
             status, _ = served_status(server, self._location.name, read_state(self._location).sha256)
-            if server and status != SERVED:
+            if server and status != SERVED_STATUS:
                 raise NotReached(f"the route without the candidate is {status}")
         self._log(f"rollout {text}")
         self._write(rollout, "end", reasons)
 
-    def _withdrawn(self, rollout: Rollout, server: RunningServer | None) -> str:
+    def _withdraw_traffic(self, rollout: Rollout, server: RunningServer | None) -> str:
         """Change the route file, even if the server does not respond; return a line about it."""
         try:
-            return change_with_retry(self._location, propose_withdrawal(rollout), server, SERVED_S)
+            return change_with_retry(self._location, propose_withdrawal(rollout), server, SERVED_TIMEOUT_S)
         except NotReached:
             return change_with_retry(self._location, propose_withdrawal(rollout), None)
 
@@ -325,19 +326,19 @@ class Controller:
         if sha256(route_file.read(self._location.path)[0]).hexdigest() != rollout.sha256:
             self._pause_for_edit(rollout, read_state(self._location))
             return
-        page = MetricsSnapshot.read(self._record(), self._location.name)
+        snapshot = MetricsSnapshot.read(self._server_info(), self._location.name)
         now_s = self._clock()
-        if page.served.sha256s != {rollout.sha256}:
+        if snapshot.served.sha256s != {rollout.sha256}:
             self._measurement = None  # the counts belong to another route
             raise NotReached("the server does not use the route of this step yet")
         if self._measurement is None or not self._measurement.is_of(rollout):
             open_s = read_state(self._location).route().breaker.open_s
             self._measurement, self._written_s = Measurement(rollout, now_s, open_s), float("-inf")
         measured = self._measurement
-        if not measured.add(page, now_s):
+        if not measured.add(snapshot, now_s):
             return
         verdict = measured.verdict()
-        is_over = verdict.outcome != Outcome.CONTINUE
+        is_over = verdict.outcome != StepOutcome.CONTINUE
         if is_over or now_s - self._written_s >= max(POLL_S, LINE_PART * measured.elapsed_s):
             self._written_s = now_s
             values = {"elapsed_s": measured.elapsed_s, "look": measured.judge.total()}
@@ -345,19 +346,19 @@ class Controller:
         if is_over:
             self._decide(rollout, verdict)
 
-    def _record(self) -> ServerRecord:
-        record = self._find_server()
-        if record is None:
+    def _server_info(self) -> ServerInfo:
+        server_info = self._find_server()
+        if server_info is None:
             raise NotReached("no server is running for this repository")
-        return record
+        return server_info
 
-    def _decide(self, rollout: Rollout, verdict: Verdict) -> None:
+    def _decide(self, rollout: Rollout, verdict: StepVerdict) -> None:
         """Write a decision to the journal; its effect follows."""
         is_last = rollout.step + 1 == len(rollout.plan.steps)
         reasons = verdict.reasons
-        if verdict.outcome == Outcome.INCONCLUSIVE and rollout.plan.if_inconclusive == "pause":
+        if verdict.outcome == StepOutcome.INCONCLUSIVE and rollout.plan.if_inconclusive == "pause":
             is_written = self._write(rollout, "pause", (*reasons, *self._hints(rollout)))
-        elif verdict.outcome == Outcome.PASS:
+        elif verdict.outcome == StepOutcome.PASS:
             is_written = self._write(rollout, "end" if is_last else "pass", reasons)
         else:
             is_written = self._write(rollout, "fail", reasons)
@@ -379,10 +380,10 @@ class Controller:
         limit = read_state(self._location).route().shadow_max_in_flight
         return [f"a shadow runs only while fewer than {limit} requests are in flight (shadow_max_in_flight)"]
 
-    def _pause_for_edit(self, rollout: Rollout, present: RouteFileSnapshot) -> None:
-        step = next((entry.parsed() for entry in present.entries if entry.sha256 == rollout.sha256), None)
+    def _pause_for_edit(self, rollout: Rollout, current: RouteFileSnapshot) -> None:
+        step = next((entry.parsed() for entry in current.entries if entry.sha256 == rollout.sha256), None)
         try:
-            edits = differences(step, present.route()) if step else []
+            edits = differences(step, current.route()) if step else []
             edit = "; ".join(map(str, edits))
         except OperationFailed as error:
             self._say(str(error))
@@ -398,7 +399,7 @@ class Controller:
                 return False
             writer.write(event, reasons, **values)
         if event != "wait":
-            self._trouble = ""
+            self._wait_reason = ""
         if event != "look":
             reason = f": {'; '.join(reasons)}" if reasons else ""
             self._say(f"{event}, step {rollout.step_name}{reason}")
@@ -406,8 +407,8 @@ class Controller:
 
     def _wait(self, rollout: Rollout, reason: str) -> None:
         """Note once why nothing can be done now."""
-        if reason != self._trouble:
-            self._trouble = reason
+        if reason != self._wait_reason:
+            self._wait_reason = reason
             with contextlib.suppress(OperationFailed, OSError):  # for example, a full disk
                 self._write(rollout, "wait", (reason,))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
-from nereid.base.metrics_page import quantile, without_lag
+from nereid.base.prometheus_text import quantile, without_lag
 
 # Fractions of the largest bet that cannot lose more than the capital. The capital is divided among them so
 # that some of them suit the true rates.
@@ -27,7 +27,7 @@ MAX_NEEDED, MAX_POLLS = 1e9, 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class EventCount:
     """Requests, and how many of them had an event such as an error."""
 
     requests: int
@@ -42,11 +42,11 @@ class Tally:
         """The fraction of requests with an event; 0 without requests."""
         return self.events / self.requests if self.requests else 0.0
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.requests + other.requests, self.events + other.events)
+    def __add__(self, other: "EventCount") -> "EventCount":
+        return EventCount(self.requests + other.requests, self.events + other.events)
 
 
-NONE = Tally(0, 0)
+NO_REQUESTS = EventCount(0, 0)
 
 
 class BettingTest:
@@ -67,9 +67,9 @@ class BettingTest:
         if not -1 < margin < 1:
             raise ValueError(f"expected a margin between -1 and 1, got {margin}")
         self._margin, self._sign, self._is_in_blocks = margin, 1 if against_smaller else -1, is_in_blocks
-        self._logs = [0.0] * len(SHARES)
+        self._log_capitals = [0.0] * len(SHARES)
 
-    def add(self, candidate: Tally, control: Tally | None) -> None:
+    def add(self, candidate: EventCount, control: EventCount | None) -> None:
         """Bet on the counts since the last call.
 
         Without a control (None), the hypothesis is about the candidate's rate alone. Counts in which one of
@@ -77,18 +77,20 @@ class BettingTest:
         """
         if not candidate.requests or (control and not control.requests):
             return
-        control = control or NONE
+        control = control or NO_REQUESTS
         largest = self._largest_bet(candidate.requests / (candidate.requests + control.requests))
-        self._logs = [
+        self._log_capitals = [
             log + self._log_return(self._sign * share * largest, candidate, control)
-            for log, share in zip(self._logs, SHARES, strict=True)
+            for log, share in zip(self._log_capitals, SHARES, strict=True)
         ]
 
     @property
     def log_capital(self) -> float:
         """Natural logarithm of the capital, which starts at 1."""
-        top = max(self._logs)
-        return top + math.log(sum(math.exp(log - top) for log in self._logs) / len(self._logs))
+        top = max(self._log_capitals)
+        return top + math.log(
+            sum(math.exp(log - top) for log in self._log_capitals) / len(self._log_capitals)
+        )
 
     def rejects(self, risk: float) -> bool:
         """Return whether the hypothesis is rejected; `risk` is the probability of a wrong rejection."""
@@ -104,7 +106,7 @@ class BettingTest:
         loss = max(worst_control, self._margin) if self._sign > 0 else max(worst_event, -self._margin)
         return 1 / loss if loss > 0 else 1.0
 
-    def _log_return(self, bet: float, candidate: Tally, control: Tally) -> float:
+    def _log_return(self, bet: float, candidate: EventCount, control: EventCount) -> float:
         """Return the logarithm of what one unit of capital becomes with a bet.
 
         Each request of the candidate brings `1 + bet * (event / s - margin)`, each request of the control
@@ -133,19 +135,20 @@ def slower_p_value(candidate: Sequence[int], control: Sequence[int]) -> float:
 
     Source: Lehmann, Nonparametrics (2006), 1.2 and 1.4.
     """
-    ours, theirs = sum(candidate), sum(control)
-    total = ours + theirs
-    if not ours or not theirs:
+    candidate_count, control_count = sum(candidate), sum(control)
+    total = candidate_count + control_count
+    if not candidate_count or not control_count:
         return 1.0
-    below, wins = 0, 0.0
-    for mine, other in zip(candidate, control, strict=True):
-        wins += mine * (below + other / 2)
-        below += other
-    ties = sum((mine + other) ** 3 - (mine + other) for mine, other in zip(candidate, control, strict=True))
-    variance = ours * theirs / 12 * (total + 1 - ties / (total * (total - 1)))
+    below, wins, pair_count = 0, 0.0, candidate_count * control_count
+    for in_candidate, in_control in zip(candidate, control, strict=True):
+        wins += in_candidate * (below + in_control / 2)
+        below += in_control
+    bucket_sizes = [sum(counts) for counts in zip(candidate, control, strict=True)]
+    ties = sum(size**3 - size for size in bucket_sizes)
+    variance = pair_count / 12 * (total + 1 - ties / (total * (total - 1)))
     if variance <= 0:  # all requests are in one bucket
         return 1.0
-    return _upper_tail((wins - ours * theirs / 2 - 0.5) / math.sqrt(variance))
+    return _upper_tail((wins - pair_count / 2 - 0.5) / math.sqrt(variance))
 
 
 def split_p_value(requests: int, total: int, share: float) -> float:
@@ -163,7 +166,7 @@ def _upper_tail(score: float) -> float:
     return math.erfc(score / math.sqrt(2)) / 2
 
 
-class Outcome(StrEnum):
+class StepOutcome(StrEnum):
     """The outcome of the counts."""
 
     CONTINUE = "continue"
@@ -173,10 +176,10 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StepVerdict:
     """An outcome, and the numbers that decided, in words."""
 
-    outcome: Outcome
+    outcome: StepOutcome
     reasons: tuple[str, ...]
 
 
@@ -216,11 +219,11 @@ class StepLimits:
 class PairCounts:
     """The counts since the last poll.
 
-    `events` holds the tallies of candidate and control by event, `latencies` the requests per bucket, and
+    `events` holds the counts of candidate and control by event, `latencies` the requests per bucket, and
     `drawn` the requests that each got by weight.
     """
 
-    events: Mapping[str, tuple[Tally, Tally]]
+    events: Mapping[str, tuple[EventCount, EventCount]]
     latencies: tuple[Sequence[int], Sequence[int]]
     drawn: tuple[int, int]
 
@@ -233,10 +236,10 @@ class EventTests:
     exceeds_limit: BettingTest | None
     inferiority: BettingTest | None
     non_inferiority: BettingTest
-    candidate: Tally = NONE
-    control: Tally = NONE
+    candidate: EventCount = NO_REQUESTS
+    control: EventCount = NO_REQUESTS
 
-    def add(self, candidate: Tally, control: Tally) -> None:
+    def add(self, candidate: EventCount, control: EventCount) -> None:
         """Add the counts of a poll."""
         compared = None if self.limit.increase is None else control
         if self.exceeds_limit:
@@ -313,27 +316,27 @@ class StepJudge:
     def total(self) -> PairCounts:
         """Return all counts so far as one poll."""
         events = {sums.limit.event: (sums.candidate, sums.control) for sums in self._tests}
-        ours, theirs = self._latencies
-        return PairCounts(events, (tuple(ours), tuple(theirs)), (self._drawn[0], self._drawn[1]))
+        candidate, control = self._latencies
+        return PairCounts(events, (tuple(candidate), tuple(control)), (self._drawn[0], self._drawn[1]))
 
-    def verdict(self, is_over: bool) -> Verdict:
+    def verdict(self, is_over: bool) -> StepVerdict:
         """Judge all counts so far; with `is_over`, the step's time is up."""
         failed = [reason for sums in self._tests for reason in sums.failures(self._risk())]
         if failed:
-            return Verdict(Outcome.FAIL, tuple(failed))
+            return StepVerdict(StepOutcome.FAIL, tuple(failed))
         waits = self._waits()
         if not waits and is_over:
             return self._gate()
-        return Verdict(Outcome.CONTINUE, tuple(waits) or ("the minimum duration has not elapsed",))
+        return StepVerdict(StepOutcome.CONTINUE, tuple(waits) or ("the minimum duration has not elapsed",))
 
     def _risk(self) -> float:
         """Return each test's part of the risk; the latency test is one more."""
         return self.limits.risk / (1 + sum(sums.tests for sums in self._tests))
 
     def _waits(self) -> list[str]:
-        few = min((sums.candidate.requests for sums in self._tests), default=0)
-        if few < self.limits.min_requests:
-            return [f"{few:,} of at least {self.limits.min_requests:,} requests of the candidate"]
+        min_count = min((sums.candidate.requests for sums in self._tests), default=0)
+        if min_count < self.limits.min_requests:
+            return [f"{min_count:,} of at least {self.limits.min_requests:,} requests of the candidate"]
         if self.share == 1:
             return []
         missed = self.limits.miss_risk
@@ -343,18 +346,18 @@ class StepJudge:
             if not sums.non_inferiority.rejects(missed)
         ]
 
-    def _gate(self) -> Verdict:
+    def _gate(self) -> StepVerdict:
         drawn, total = self._drawn[0], sum(self._drawn)
         if split_p_value(drawn, total, self.share) < SPLIT_RISK:
             expected = f"expected {self.share:.1%} for the candidate, got {drawn / total:.1%}"
             reason = f"traffic does not follow the weights: {expected}"
-            return Verdict(Outcome.INCONCLUSIVE, (reason,))
+            return StepVerdict(StepOutcome.INCONCLUSIVE, (reason,))
         latencies = [_without_lag(counts) for counts in self._latencies]
-        ours, theirs = (median(self.bounds, counts) for counts in latencies)
-        ratio = ours / theirs
+        candidate_median_s, control_median_s = (median(self.bounds, counts) for counts in latencies)
+        ratio = candidate_median_s / control_median_s
         if ratio > self.limits.max_latency_ratio and slower_p_value(*latencies) < self._risk():
-            return Verdict(Outcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
-        return Verdict(Outcome.PASS, tuple(str(sums) for sums in self._tests))
+            return StepVerdict(StepOutcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
+        return StepVerdict(StepOutcome.PASS, tuple(str(sums) for sums in self._tests))
 
 
 def median(bounds: Sequence[float], counts: Sequence[int]) -> float:
@@ -376,8 +379,8 @@ def _begin(limit: EventLimit) -> EventTests:
     return EventTests(limit, exceeds_limit, inferiority, non_inferiority)
 
 
-def _percent(tally: Tally) -> str:
-    return f"{tally.rate:.2%}" if tally.requests else "none"
+def _percent(count: EventCount) -> str:
+    return f"{count.rate:.2%}" if count.requests else "none"
 
 
 @cache
@@ -398,7 +401,7 @@ def polls_needed(limit: EventLimit, risk: float) -> int:
     """Return how many polls show that an equal candidate is not worse, for events in phases."""
     evidence = BettingTest(limit.increase or limit.max_rate, against_smaller=False, is_in_blocks=True)
     for count in range(1, MAX_POLLS):
-        evidence.add(Tally(1, 0), Tally(1, 0))
+        evidence.add(EventCount(1, 0), EventCount(1, 0))
         if evidence.rejects(risk):
             return count
     return MAX_POLLS
@@ -408,5 +411,5 @@ def _shows(total: float, share: float, rate: float, risk: float, increase: float
     evidence = BettingTest(increase, against_smaller=False)
     candidate = max(1, round(total * share))
     control = max(0, round(total * (1 - share)))
-    evidence.add(Tally(candidate, round(candidate * rate)), Tally(control, round(control * rate)))
+    evidence.add(EventCount(candidate, round(candidate * rate)), EventCount(control, round(control * rate)))
     return evidence.rejects(risk)

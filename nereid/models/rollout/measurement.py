@@ -5,14 +5,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nereid.backends.triton.metrics import ROUTE_PREFIX
-from nereid.base.metrics_page import BUCKET, MetricSamples
+from nereid.base.prometheus_text import BUCKET, MetricSamples
 from nereid.models.rollout import judge
-from nereid.models.rollout.judge import EventLimit, Outcome, PairCounts, StepLimits, Tally, Verdict
+from nereid.models.rollout.judge import (
+    EventCount,
+    EventLimit,
+    PairCounts,
+    StepLimits,
+    StepOutcome,
+    StepVerdict,
+)
 from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.change import ServedRouteStatus, read_metrics, read_page
-from nereid.server.control import NotReached
-from nereid.server.run_dir import ServerRecord
+from nereid.models.routes.change import ServedRouteStatus, read_samples, read_served_status
+from nereid.server.model_control import NotReached
+from nereid.server.run_dir import ServerInfo
 
 # Outcomes that are the fault of a variant. The others are the fault of the caller or of the load.
 VARIANT_FAULTS = frozenset({"inference_failed", "deadline_exceeded", "unavailable", "error"})
@@ -23,16 +30,16 @@ ERROR, SLOW, DISAGREEMENT = "error", "slow", "disagreement"
 REQUESTS, SHADOWS = f"{ROUTE_PREFIX}requests_total", f"{ROUTE_PREFIX}shadow_requests_total"
 DURATIONS = f"{ROUTE_PREFIX}request_duration_seconds"
 COUNTERS = (REQUESTS, SHADOWS, DURATIONS + BUCKET)
-PAGE_S = 5.0
+MAX_POLL_INTERVAL_S = 5.0
 # The route reports its counts every half second, so the first ones after a change belong to the old weights.
-SETTLE_S = 1.5
+SETTLING_S = 1.5
 # A breaker left open by an earlier failure has time for this many trials to close, and enough traffic for
 # chance to give its variant this many requests.
 MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
 def count_pair(
-    growth: MetricSamples, pair: Pair, slow_s: float, carried_slow: list[int] | None = None
+    increase: MetricSamples, pair: Pair, slow_s: float, carried_slow: list[int] | None = None
 ) -> PairCounts:
     """Return the counts of a rollout.
 
@@ -41,56 +48,56 @@ def count_pair(
         carried_slow: negative counts of slow requests of candidate and control, from buckets that lagged
             behind; the next ones are set off against them, and the rest is stored here.
     """
-    ours, theirs = (_counts(growth, variant, slow_s) for variant in (pair.candidate, pair.control))
+    candidate, control = (_counts(increase, variant, slow_s) for variant in (pair.candidate, pair.control))
     carried_slow = [0, 0] if carried_slow is None else carried_slow
-    carried_slow[:] = carried_slow[0] + ours.slow, carried_slow[1] + theirs.slow
+    carried_slow[:] = carried_slow[0] + candidate.slow, carried_slow[1] + control.slow
     slows = [
-        Tally(counts.answered, min(max(0, slow), counts.answered))
-        for counts, slow in zip((ours, theirs), carried_slow, strict=True)
+        EventCount(counts.answered, min(max(0, slow), counts.answered))
+        for counts, slow in zip((candidate, control), carried_slow, strict=True)
     ]
     carried_slow[:] = [min(0, slow) for slow in carried_slow]
     labels = {"shadow": pair.shadow}
-    agreed = int(growth.total(SHADOWS, labels | {"outcome": "agreed"}))
-    disagreed = int(growth.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
+    agreed = int(increase.total(SHADOWS, labels | {"outcome": "agreed"}))
+    disagreed = int(increase.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
     return PairCounts(
         {
-            ERROR: (ours.errors, theirs.errors),
+            ERROR: (candidate.errors, control.errors),
             SLOW: (slows[0], slows[1]),
-            DISAGREEMENT: (Tally(agreed + disagreed, disagreed), Tally(0, 0)),
+            DISAGREEMENT: (EventCount(agreed + disagreed, disagreed), EventCount(0, 0)),
         },
-        (ours.latencies, theirs.latencies),
-        (ours.drawn, theirs.drawn),
+        (candidate.latencies, control.latencies),
+        (candidate.drawn, control.drawn),
     )
 
 
 class _Counts(NamedTuple):
     """The counts of one variant; `slow` and `latencies` may be negative if buckets lag behind."""
 
-    errors: Tally
+    errors: EventCount
     answered: int
     slow: int
     latencies: list[int]
     drawn: int
 
 
-def _counts(growth: MetricSamples, variant: tuple[str, str], slow_s: float) -> _Counts:
+def _counts(increase: MetricSamples, variant: tuple[str, str], slow_s: float) -> _Counts:
     """Count the requests of a variant, but not from callers that named it or another variant."""
     labels = dict(zip(("variant", "version"), variant, strict=True))
     chosen = {**labels, "reason": (CHANCE, KEY)}
     # Older servers send no label `chosen`.
-    histograms = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, excluding={"chosen": "false"})
+    histograms = increase.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, excluding={"chosen": "false"})
     buckets = {bound: int(histograms.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
     answered = max(0, sum(buckets.values()))
     slow = sum(count for bound, count in buckets.items() if bound > slow_s)
     return _Counts(
-        Tally(
-            int(growth.total(REQUESTS, chosen)),
-            int(growth.total(REQUESTS, {**chosen, "outcome": VARIANT_FAULTS})),
+        EventCount(
+            int(increase.total(REQUESTS, chosen)),
+            int(increase.total(REQUESTS, {**chosen, "outcome": VARIANT_FAULTS})),
         ),
         answered,
         slow,
         list(buckets.values()),
-        int(growth.total(REQUESTS, labels | {"reason": CHANCE})),
+        int(increase.total(REQUESTS, labels | {"reason": CHANCE})),
     )
 
 
@@ -99,14 +106,14 @@ class MetricsSnapshot:
     """The metrics of a route on one server, and the route files and breakers in use."""
 
     pid: int
-    metrics: MetricSamples
+    samples: MetricSamples
     served: ServedRouteStatus
 
     @classmethod
-    def read(cls, record: ServerRecord, route: str) -> "MetricsSnapshot":
+    def read(cls, server_info: ServerInfo, route: str) -> "MetricsSnapshot":
         """Read a server's metrics page; raises `NotReached` if it does not respond."""
-        page = read_page(record, route)
-        return cls(record.pid, page, read_metrics(page, route))
+        samples = read_samples(server_info, route)
+        return cls(server_info.pid, samples, read_served_status(samples, route))
 
 
 class Measurement:
@@ -123,40 +130,44 @@ class Measurement:
         self.judge = judge.StepJudge(step_limits(rollout), rollout.share, BOUNDS)
         if rollout.look:
             self.judge.add(rollout.look)
-        self._page: MetricsSnapshot | None = None
+        self._snapshot: MetricsSnapshot | None = None
         self._carried_slow = [0, 0]
         # An open breaker may be left from an earlier failure.
         self._was_closed = False
 
     def is_of(self, rollout: Rollout) -> bool:
         """Return whether this measures the current step of a rollout."""
-        mine = self.rollout
-        return (mine.number, mine.step, mine.sha256) == (rollout.number, rollout.step, rollout.sha256)
+        measured = self.rollout
+        return (measured.number, measured.step, measured.sha256) == (
+            rollout.number,
+            rollout.step,
+            rollout.sha256,
+        )
 
-    def add(self, page: MetricsSnapshot, now_s: float) -> bool:
-        """Add a page; return whether it counts: the first ones after a change belong to the old weights.
+    def add(self, snapshot: MetricsSnapshot, now_s: float) -> bool:
+        """Add a snapshot; return whether it counts: the first ones after a change belong to the old weights.
 
         Raises:
-            NotReached: the server has restarted since the previous page.
+            NotReached: the server has restarted since the previous snapshot.
         """
-        before, self._page = self._page, page
+        before, self._snapshot = self._snapshot, snapshot
         passed_s, self._last_s = now_s - self._last_s, now_s
-        if before is None or now_s - self._began_s < SETTLE_S:
+        if before is None or now_s - self._began_s < SETTLING_S:
             return False
-        if page.pid != before.pid or page.metrics.was_reset(before.metrics, COUNTERS):
+        if snapshot.pid != before.pid or snapshot.samples.was_reset(before.samples, COUNTERS):
             raise NotReached("the server has restarted, and its counters were reset")
         # Without requests to a variant, the page does not show its breaker.
-        self._was_closed |= page.served.breakers.get(self.rollout.pair.candidate, "closed") == "closed"
+        self._was_closed |= snapshot.served.breakers.get(self.rollout.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
-        self.elapsed_s += min(passed_s, PAGE_S)
-        growth, mine = page.metrics - before.metrics, self.rollout
-        self.judge.add(count_pair(growth, mine.pair, mine.slow_s, self._carried_slow))
+        self.elapsed_s += min(passed_s, MAX_POLL_INTERVAL_S)
+        increase, rollout = snapshot.samples - before.samples, self.rollout
+        self.judge.add(count_pair(increase, rollout.pair, rollout.slow_s, self._carried_slow))
         return True
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StepVerdict:
         """Judge the counts of the step, its duration and the breakers."""
         plan, pair = self.rollout.plan, self.rollout.pair
-        breakers = self._page.served.breakers if self._page else {}
+        breakers = self._snapshot.served.breakers if self._snapshot else {}
         is_open, is_control_open = (
             breakers.get(variant) == "open" for variant in (pair.candidate, pair.control)
         )
@@ -164,17 +175,19 @@ class Measurement:
         if is_open and (self._was_closed or self._has_had_trials()):
             if is_control_open:
                 reason = f"the breakers of '{name}' and '{pair.control[0]}' are open: no comparison"
-                return Verdict(Outcome.INCONCLUSIVE, (reason,))
+                return StepVerdict(StepOutcome.INCONCLUSIVE, (reason,))
             if not self._was_closed:
                 waited_s = self._last_s - self._began_s
-                return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",))
+                return StepVerdict(
+                    StepOutcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",)
+                )
             total = self.judge.total().events.get(ERROR)
-            seen = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
-            return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has opened{seen}",))
+            failures = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
+            return StepVerdict(StepOutcome.FAIL, (f"the breaker of '{name}' has opened{failures}",))
         verdict = self.judge.verdict(self.elapsed_s >= plan.hold_s)
-        if verdict.outcome == Outcome.CONTINUE and self.elapsed_s >= plan.patience_s:
+        if verdict.outcome == StepOutcome.CONTINUE and self.elapsed_s >= plan.patience_s:
             reason = f"no decision within {plan.patience_s:g} s"
-            return Verdict(Outcome.INCONCLUSIVE, (reason, *verdict.reasons))
+            return StepVerdict(StepOutcome.INCONCLUSIVE, (reason, *verdict.reasons))
         return verdict
 
     def _has_had_trials(self) -> bool:

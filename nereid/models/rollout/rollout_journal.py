@@ -143,8 +143,8 @@ class Rollout(Struct, frozen=True):
             case "resume":
                 return {"phase": "stepping", "intended": "", "sha256": "", "reasons": ()}
             case "promote":
-                last = len(self.plan.steps) - 1
-                return {"phase": "stepping", "step": last, "intended": "", "sha256": ""} | why
+                last_step = len(self.plan.steps) - 1
+                return {"phase": "stepping", "step": last_step, "intended": "", "sha256": ""} | why
             case "end":
                 return {"phase": "ended", "result": self.result or "promoted"} | why
             case _:
@@ -171,8 +171,8 @@ class RolloutJournals:
     def numbers(self) -> list[int]:
         """Return the numbers of all rollouts, ascending."""
         paths = folder_of(self.repository).glob(f"{self.route}.*.jsonl")
-        words = (path.name[len(self.route) + 1 : -len(".jsonl")] for path in paths)
-        return sorted(int(word) for word in words if word.isdecimal())
+        stems = (path.name[len(self.route) + 1 : -len(".jsonl")] for path in paths)
+        return sorted(int(word) for word in stems if word.isdecimal())
 
     def read(self, number: int) -> Rollout | None:
         """Return a rollout; None if its start was never written.
@@ -250,12 +250,12 @@ def active_rollouts(repository: Path) -> dict[str, Rollout]:
     return {route: rollout for route, rollout in rollouts.items() if rollout}
 
 
-def check_none_active(repository: Path, what: str, only: str = "") -> None:
-    """Raise `RolloutActive` if a rollout, of route `only` if set, is active: `what` would disturb it."""
+def check_none_active(repository: Path, action: str, only: str = "") -> None:
+    """Raise `RolloutActive` if a rollout, of route `only` if set, is active: `action` would disturb it."""
     for route, rollout in active_rollouts(repository).items():
         if only in ("", route):
             raise RolloutActive(
-                f"cannot {what}: the rollout of '{rollout.plan.candidate}' on route '{route}' is at step "
+                f"cannot {action}: the rollout of '{rollout.plan.candidate}' on route '{route}' is at step "
                 f"{rollout.step_name}; fix: wait, or nereid rollout abort"
             )
 

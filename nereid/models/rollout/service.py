@@ -7,16 +7,16 @@ from pathlib import Path
 
 from nereid.base import files
 from nereid.base.errors import OperationFailed
-from nereid.base.metrics_page import Labels, gauge, render
+from nereid.base.prometheus_text import MetricLabels, gauge, render
+from nereid.models.rollout.commands import CONTROLLER_LOCK
 from nereid.models.rollout.controller import POLL_S, Controller, FindServer
-from nereid.models.rollout.orders import LOCK
 from nereid.models.rollout.rollout_journal import Rollout, active_rollouts, folder_of, routes_of
 from nereid.models.routes.location import find_route
 
 # A second controller tries to take the lock at this interval.
-TAKE_OVER_S, TRY_S = 2.0, 0.1
+LOCK_RETRY_INTERVAL_S, LOCK_TIMEOUT_S = 2.0, 0.1
 # An idle server looks for a new rollout at this interval.
-IDLE_S = 2.0
+IDLE_POLL_INTERVAL_S = 2.0
 PREFIX = "nereid_rollout_"
 # The labels of each metric.
 LABELS = ("route", "candidate")
@@ -36,27 +36,27 @@ def run(repository: Path, find_server: FindServer, stop: threading.Event, log: L
     folder = folder_of(repository)
     while not stop.is_set():
         if not folder.is_dir():  # the first rollout creates it
-            stop.wait(IDLE_S)
+            stop.wait(IDLE_POLL_INTERVAL_S)
             continue
         try:
-            with files.locked_file(folder / LOCK, "nereid rollout controller", TRY_S):
+            with files.locked_file(folder / CONTROLLER_LOCK, "nereid rollout controller", LOCK_TIMEOUT_S):
                 _control(repository, find_server, stop, log)
         except files.LockTimeout:
-            stop.wait(TAKE_OVER_S)
+            stop.wait(LOCK_RETRY_INTERVAL_S)
         except OSError as error:
             log(f"rollout: {error}")
-            stop.wait(TAKE_OVER_S)
+            stop.wait(LOCK_RETRY_INTERVAL_S)
 
 
 def _control(repository: Path, find_server: FindServer, stop: threading.Event, log: Log) -> None:
     controllers: dict[str, Controller] = {}
-    seen: object = None
-    is_busy, trouble = False, ""
-    while not stop.wait(POLL_S if is_busy else IDLE_S):
+    last_signature: object = None
+    is_busy, logged_error = False, ""
+    while not stop.wait(POLL_S if is_busy else IDLE_POLL_INTERVAL_S):
         now = _signature(folder_of(repository))
-        if now == seen and not is_busy:
+        if now == last_signature and not is_busy:
             continue
-        seen, is_busy = now, False
+        last_signature, is_busy = now, False
         for route in routes_of(repository):
             try:
                 if route not in controllers:
@@ -65,9 +65,9 @@ def _control(repository: Path, find_server: FindServer, stop: threading.Event, l
             except Exception as error:
                 # An unforeseen error of one route is logged; it must not stop the others.
                 is_busy, text = True, f"{route}: {type(error).__name__}: {error}"
-                if text != trouble:
+                if text != logged_error:
                     log(f"rollout {text}")
-                trouble = text
+                logged_error = text
 
 
 def _signature(folder: Path) -> list[tuple[str, int, int]]:
@@ -85,7 +85,7 @@ def metrics(repository: Path) -> str:
         rollouts = active_rollouts(repository)
     except (OperationFailed, OSError):  # the controller logs it
         return ""
-    samples: dict[tuple[str, Labels], float] = {
+    samples: dict[tuple[str, MetricLabels], float] = {
         (name, (("route", route), ("candidate", rollout.plan.candidate))): value
         for route, rollout in rollouts.items()
         for name, value in _values(rollout).items()
@@ -94,12 +94,12 @@ def metrics(repository: Path) -> str:
 
 
 def _values(rollout: Rollout) -> dict[str, float]:
-    tallies = rollout.look.events.values() if rollout.look else ()
+    counts = rollout.look.events.values() if rollout.look else ()
     return {
         "active": 1.0,
         "paused": float(rollout.phase == "paused"),
         "share": rollout.share,
         "step": float(rollout.step),
         "step_seconds": rollout.elapsed_s,
-        "candidate_requests": float(max((candidate.requests for candidate, _ in tallies), default=0)),
+        "candidate_requests": float(max((candidate.requests for candidate, _ in counts), default=0)),
     }

@@ -27,19 +27,19 @@ from nereid.backends.routing.assignment import (
     parse_route,
 )
 from nereid.backends.triton.metrics import ROUTE_PREFIX
-from nereid.base import files, metrics_page
+from nereid.base import files, prometheus_text
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage, no_server
 from nereid.base.journal import Append
-from nereid.base.metrics_page import MetricSamples
+from nereid.base.prometheus_text import MetricSamples
 from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation, describe, read_state
-from nereid.server.control import RESPONSE_S, Control, NotReached
-from nereid.server.run_dir import ServerRecord
+from nereid.server.model_control import RESPONSE_TIMEOUT_S, ModelControl, NotReached
+from nereid.server.run_dir import ServerInfo
 
-SERVED, NO_SERVER = "served", "no server runs"
+SERVED_STATUS, NO_SERVER_STATUS = "served", "no server runs"
 BREAKER_STATES = {0: "closed", 1: "half-open", 2: "open"}
 SAMPLE_KEYS = 10_000
 ABSENT = "—"
-SERVED_S = 5.0
+SERVED_TIMEOUT_S = 5.0
 POLL_S = 0.05
 MAX_ATTEMPTS = 5
 
@@ -62,23 +62,23 @@ class RunningServer:
     All methods raise `OperationFailed` if the server does not respond within `timeout_s`.
     """
 
-    def __init__(self, record: ServerRecord, timeout_s: float = RESPONSE_S) -> None:
-        self._record = record
+    def __init__(self, server_info: ServerInfo, timeout_s: float = RESPONSE_TIMEOUT_S) -> None:
+        self._server_info = server_info
         self._timeout_s = timeout_s
-        self._control = Control(record, timeout_s)
+        self._model_control = ModelControl(server_info, timeout_s)
 
     @classmethod
-    def of(cls, record: ServerRecord | None) -> "RunningServer | None":
+    def of(cls, server_info: ServerInfo | None) -> "RunningServer | None":
         """Return the server of a record, None without one."""
-        return cls(record) if record else None
+        return cls(server_info) if server_info else None
 
     def is_ready(self, model: str, version: int) -> bool:
         """Return whether a version of a model accepts requests."""
-        return self._control.is_ready(model, version)
+        return self._model_control.is_ready(model, version)
 
-    def served(self, route: str) -> ServedRouteStatus:
+    def route_status(self, route: str) -> ServedRouteStatus:
         """Return the route files and breakers that the server uses for a route."""
-        return read_metrics(read_page(self._record, route, self._timeout_s), route)
+        return read_served_status(read_samples(self._server_info, route, self._timeout_s), route)
 
 
 def served_status(
@@ -86,47 +86,47 @@ def served_status(
 ) -> tuple[str, ServedRouteStatus | None]:
     """Return whether the server uses the route file with this SHA-256, and the details it reports.
 
-    The status is `SERVED`, or a phrase that says why not.
+    The status is `SERVED_STATUS`, or a phrase that says why not.
     """
     if server is None:
-        return NO_SERVER, None
+        return NO_SERVER_STATUS, None
     try:
-        served = server.served(route)
+        served = server.route_status(route)
     except OperationFailed as error:
         return f"not confirmed: {error}", None
     if served.sha256s == {sha256}:
-        return SERVED, served
+        return SERVED_STATUS, served
     others = ", ".join(sorted(other[:12] for other in served.sha256s - {sha256}))
     has = f"uses SHA-256 {others}" if others else f"reports no route '{route}'"
     return f"not served yet: the server {has}", served
 
 
-def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -> MetricSamples:
+def read_samples(server_info: ServerInfo, route: str, timeout_s: float = RESPONSE_TIMEOUT_S) -> MetricSamples:
     """Read the metrics of a route on a server.
 
     Raises:
         NotReached: the server's metrics page does not respond.
     """
-    url = record.url("metrics")
+    url = server_info.url("metrics")
     try:
-        page = metrics_page.fetch(url, timeout_s)
+        text = prometheus_text.fetch(url, timeout_s)
     except (OSError, http.client.HTTPException) as error:
         raise NotReached(f"the server at {url} does not respond: {error}") from None
-    return MetricSamples.parse(page, (ROUTE_PREFIX,), {"route": route})
+    return MetricSamples.parse(text, (ROUTE_PREFIX,), {"route": route})
 
 
-def read_metrics(page: MetricSamples, route: str) -> ServedRouteStatus:
+def read_served_status(samples: MetricSamples, route: str) -> ServedRouteStatus:
     """Return what a metrics page says about one route."""
     labels = {"route": route}
     served: dict[str, tuple[float, str]] = {}
-    since_by_file = page.sums(
+    since_by_file = samples.sums(
         f"{ROUTE_PREFIX}served_since_seconds", "model_instance", "sha256", labels=labels
     )
     for (instance, sha256), since in since_by_file.items():
         # A killed process leaves its series behind: the newest one counts.
         served[instance] = max((since, sha256), served.get(instance, (since, sha256)))
     states: dict[tuple[str, str], int] = {}
-    instances = page.sums(
+    instances = samples.sums(
         f"{ROUTE_PREFIX}breaker_state", "variant", "version", "model_instance", labels=labels
     )
     for (variant, version, _), state in instances.items():
@@ -214,7 +214,7 @@ class Superseded(OperationFailed):
 class PlannedChange:
     """A checked change from the current state to the new route, which is served as `loaded`."""
 
-    present: RouteFileSnapshot
+    current: RouteFileSnapshot
     loaded: LoadedRoute
     note: str
 
@@ -226,21 +226,21 @@ class PlannedChange:
     @property
     def is_needed(self) -> bool:
         """Return whether the new route differs from the current one."""
-        return self.present.differs_from(self.route)
+        return self.current.differs_from(self.route)
 
 
-def read_weights(words: list[str]) -> dict[str, float]:
+def read_weights(assignments: list[str]) -> dict[str, float]:
     """Parse `NAME=WEIGHT` words.
 
     Raises:
         WrongUsage: a word has another form, or a name occurs twice.
     """
     weights: dict[str, float] = {}
-    for word in words:
-        name, _, text = word.rpartition("=")
+    for assignment in assignments:
+        name, _, text = assignment.rpartition("=")
         is_number = re.fullmatch(r"[+-]?(\d{1,300}(\.\d*)?|\.\d+)([eE][+-]?\d+)?", text, re.ASCII)
         if not name or not is_number or not math.isfinite(float(text)):
-            raise WrongUsage(f"expected NAME=WEIGHT, such as v2=10, got '{word}'")
+            raise WrongUsage(f"expected NAME=WEIGHT, such as v2=10, got '{assignment}'")
         if name in weights:
             raise WrongUsage(f"expected one weight for each variant, got two for '{name}'")
         weights[name] = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
@@ -250,8 +250,8 @@ def read_weights(words: list[str]) -> dict[str, float]:
 def propose_weights(weights: Mapping[str, float]) -> Propose:
     """Propose the current route with new weights."""
 
-    def propose(present: RouteFileSnapshot) -> Proposal:
-        route = present.route()
+    def propose(current: RouteFileSnapshot) -> Proposal:
+        route = current.route()
         known = [variant.name for variant in route.variants]
         if unknown := [name for name in weights if name not in known]:
             raise WrongUsage(f"unknown variant '{unknown[0]}': expected one of {', '.join(known)}")
@@ -266,8 +266,8 @@ def propose_weights(weights: Mapping[str, float]) -> Propose:
 def with_fallbacks(names: Sequence[str]) -> Propose:
     """Propose the current route with these variants as its fallbacks, in this order."""
 
-    def propose(present: RouteFileSnapshot) -> Proposal:
-        document = msgspec.to_builtins(present.route()) | {"fallbacks": names}
+    def propose(current: RouteFileSnapshot) -> Proposal:
+        document = msgspec.to_builtins(current.route()) | {"fallbacks": names}
         try:
             return Proposal(parse_route(msgspec.json.encode(document)), "set fallbacks")
         except InvalidConfig as error:
@@ -276,12 +276,12 @@ def with_fallbacks(names: Sequence[str]) -> Propose:
     return propose
 
 
-def propose_content(text: bytes, source: str) -> Propose:
-    """Propose the route in `text`, which was read from `source`."""
+def propose_content(content: bytes, source: str) -> Propose:
+    """Propose the route in `content`, which was read from `source`."""
 
-    def propose(present: RouteFileSnapshot) -> Proposal:
+    def propose(current: RouteFileSnapshot) -> Proposal:
         try:
-            return Proposal(parse_route(text), "set from file")
+            return Proposal(parse_route(content), "set from file")
         except InvalidConfig as error:
             raise OperationFailed(f"{source}: {error}") from None
 
@@ -295,31 +295,31 @@ def propose_revert(generation: int | None) -> Propose:
     that was edited by hand keeps its number.
     """
 
-    def propose(present: RouteFileSnapshot) -> Proposal:
-        pairs = _former(present, generation)
-        different = [pair for pair in pairs if present.differs_from(pair[1])]
+    def propose(current: RouteFileSnapshot) -> Proposal:
+        pairs = _former(current, generation)
+        different = [pair for pair in pairs if current.differs_from(pair[1])]
         if not pairs or (generation is None and not different):
-            raise OperationFailed(_nothing_to_revert_to(present, generation))
+            raise OperationFailed(_nothing_to_revert_to(current, generation))
         entry, route = (different or pairs)[0]
         return Proposal(route, f"revert to {entry.generation}")
 
     return propose
 
 
-def previous(present: RouteFileSnapshot) -> Route | None:
+def previous(current: RouteFileSnapshot) -> Route | None:
     """Return the newest route of the history that differs from the file's, apart from the generation."""
-    return next((route for _, route in _former(present, None) if present.differs_from(route)), None)
+    return next((route for _, route in _former(current, None) if current.differs_from(route)), None)
 
 
-def _former(present: RouteFileSnapshot, generation: int | None) -> list[tuple[RouteChange, Route]]:
-    entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
+def _former(current: RouteFileSnapshot, generation: int | None) -> list[tuple[RouteChange, Route]]:
+    entries = [e for e in reversed(current.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
 
 
-def _nothing_to_revert_to(present: RouteFileSnapshot, generation: int | None) -> str:
+def _nothing_to_revert_to(current: RouteFileSnapshot, generation: int | None) -> str:
     if generation is None:
-        return f"cannot revert '{present.path}': its history has no other route"
-    known = sorted({entry.generation for entry, _ in _former(present, None)})
+        return f"cannot revert '{current.path}': its history has no other route"
+    known = sorted({entry.generation for entry, _ in _former(current, None)})
     generations = ", ".join(map(str, known)) or "none"
     return f"cannot revert: the history has no generation {generation}, it has: {generations}"
 
@@ -332,12 +332,12 @@ def plan(location: RouteLocation, propose: Propose) -> PlannedChange:
         OperationFailed, InvalidConfig: the new route is invalid, or names models that do not exist.
         OSError: the file or its history cannot be read.
     """
-    present = read_state(location)
-    proposal = propose(present)
+    current = read_state(location)
+    proposal = propose(current)
     # The highest of all, because a file copied by hand may have any number.
-    generation = max((entry.generation for entry in present.all_entries), default=0) + 1
-    text = format_route(replace(proposal.route, generation=generation))
-    return PlannedChange(present, route_file.load_route(location.config, text), proposal.note)
+    generation = max((entry.generation for entry in current.all_entries), default=0) + 1
+    content = format_route(replace(proposal.route, generation=generation))
+    return PlannedChange(current, route_file.load_route(location.config, content), proposal.note)
 
 
 def change(
@@ -345,7 +345,7 @@ def change(
     propose: Propose,
     server: RunningServer | None,
     is_offline: bool = False,
-    wait_s: float = SERVED_S,
+    wait_s: float = SERVED_TIMEOUT_S,
 ) -> str:
     """Check, write and record a change of a route, and wait until it is served; return a line about it.
 
@@ -359,13 +359,13 @@ def change(
         OSError: a file cannot be read or written.
     """
     if not (planned := plan(location, propose)).is_needed:
-        return _nothing_to_change(location, planned.present, server)
+        return _nothing_to_change(location, planned.current, server)
     if server is None and not is_offline:
         raise no_server(location.repository, ", or write the route with --offline")
     with location.history.locked() as append:
         # Again under the lock, as another command may have changed the route.
         if not (planned := plan(location, propose)).is_needed:
-            return _nothing_to_change(location, planned.present, server)
+            return _nothing_to_change(location, planned.current, server)
         if server:
             route_file.check_ready(planned.route, server.is_ready)
         _write(location, planned, append)
@@ -376,7 +376,7 @@ def change(
 
 
 def change_with_retry(
-    location: RouteLocation, propose: Propose, server: RunningServer | None, wait_s: float = SERVED_S
+    location: RouteLocation, propose: Propose, server: RunningServer | None, wait_s: float = SERVED_TIMEOUT_S
 ) -> str:
     """Change a route, and try again if another change follows before the server uses this one.
 
@@ -389,19 +389,21 @@ def change_with_retry(
 
 
 def _nothing_to_change(
-    location: RouteLocation, present: RouteFileSnapshot, server: RunningServer | None
+    location: RouteLocation, current: RouteFileSnapshot, server: RunningServer | None
 ) -> str:
-    status = f", {served_status(server, location.name, present.sha256)[0]}" if server else ""
-    return f"{location.name}: nothing to change, {describe(present.route())}{status}"
+    status = f", {served_status(server, location.name, current.sha256)[0]}" if server else ""
+    return f"{location.name}: nothing to change, {describe(current.route())}{status}"
 
 
 def _write(location: RouteLocation, planned: PlannedChange, append: Append[RouteChange]) -> None:
-    if planned.present.unrecorded:
-        append(planned.present.unrecorded)
-    text = format_route(planned.route)
-    files.replace(location.path, text)
+    if planned.current.unrecorded:
+        append(planned.current.unrecorded)
+    content = format_route(planned.route)
+    files.replace(location.path, content)
     try:
-        append(RouteChange.of(text, planned.note, planned.route.generation, datetime.now(UTC), os.getuid()))
+        append(
+            RouteChange.of(content, planned.note, planned.route.generation, datetime.now(UTC), os.getuid())
+        )
     except OSError as error:
         raise OperationFailed(f"wrote '{location.path}', but not its history: {error.strerror}") from None
 
@@ -411,7 +413,7 @@ def _wait_served(location: RouteLocation, loaded: LoadedRoute, server: RunningSe
     while True:
         status, _ = served_status(server, location.name, loaded.sha256)
         passed_s = time.monotonic() - begin
-        if status == SERVED:
+        if status == SERVED_STATUS:
             return passed_s
         if read_state(location).sha256 != loaded.sha256:
             raise Superseded(

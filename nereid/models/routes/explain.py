@@ -60,15 +60,15 @@ def explain(loaded: LoadedRoute, parameters: Mapping[str, str]) -> Explanation:
     Raises:
         InvalidRequest: the request names a variant or version that the route does not have.
     """
-    choice = choose(loaded, parameters, draw=0.0)
+    choice = choose(loaded, parameters, random_unit=0.0)
     is_chance = choice.reason == "weight"
     key = lower(parameters).get(ROUTE_KEY_HEADER, "")
-    given = shares(loaded.route)
+    variant_shares = shares(loaded.route)
     return Explanation(
         variant="" if is_chance else choice.variant.name,
         reason=choice.reason,
         why=_why(loaded, choice, key),
-        shares=given if is_chance else {},
+        shares=variant_shares if is_chance else {},
         candidates=_candidates(loaded.route, key) if choice.reason == "route-key" else (),
         mirrored=_mirrored(loaded.route, None if is_chance else choice.variant, key),
         ignored=tuple(name for name in parameters if not re.fullmatch(ROUTE_HEADERS, name)),
@@ -94,13 +94,13 @@ def _why(loaded: LoadedRoute, choice: VariantChoice, key: str) -> str:
     rules = " and ".join(
         f"{header} is one of {', '.join(values)}" for header, values in choice.variant.headers.items()
     )
-    given = ", ".join(f"{name} {percent(share)}" for name, share in shares(loaded.route).items())
+    percentages = ", ".join(f"{name} {percent(share)}" for name, share in shares(loaded.route).items())
     return {
         "variant": f"{name} serves because the request names variant '{name}'.",
         "version": f"{name} serves because it is the first variant whose network has version {version}.",
         "header": f"{name} serves because its header rule is met: {rules}.",
         "route-key": f"{name} serves because it has the highest score of all variants for key {key!r}.",
-        "weight": f"Chance decides, by weight: {given}.",
+        "weight": f"Chance decides, by weight: {percentages}.",
     }[choice.reason]
 
 

@@ -20,7 +20,7 @@ from nereid.backends.routing.assignment import LoadedRoute, Route, parse_route, 
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import Journal, user_name
-from nereid.repository.layout import ROUTE, output_names, pins, readable_configs
+from nereid.repository.repository_index import ROUTE, output_names, pins, readable_configs
 
 FIRST_SEEN, BY_HAND = "first seen", "edited by hand"
 
@@ -39,9 +39,11 @@ class RouteChange(Struct, frozen=True):
     route: Raw
 
     @classmethod
-    def of(cls, text: bytes, note: str, generation: int, time: datetime, user_id: int) -> "RouteChange":
-        """Return the change to the content `text`."""
-        return cls(time, user_name(user_id), generation, sha256(text).hexdigest(), note, _document(text))
+    def of(cls, content: bytes, note: str, generation: int, time: datetime, user_id: int) -> "RouteChange":
+        """Return the change to this content."""
+        return cls(
+            time, user_name(user_id), generation, sha256(content).hexdigest(), note, _document(content)
+        )
 
     def parsed(self) -> Route | None:
         """Return the route, None if the content was invalid, as after an edit by hand."""
@@ -76,24 +78,24 @@ class RouteLocation:
 
 @dataclass(frozen=True, slots=True)
 class RouteFileSnapshot:
-    """A route file as it is now: its text, None if the file is missing, and its history, oldest first.
+    """A route file as it is now: its content, None if the file is missing, and its history, oldest first.
 
-    `unrecorded` is the entry that the history lacks for the current text.
+    `unrecorded` is the entry that the history lacks for the current content.
     """
 
     path: Path
-    text: bytes | None
+    content: bytes | None
     entries: tuple[RouteChange, ...]
     unrecorded: RouteChange | None
 
     @property
     def sha256(self) -> str:
         """Return the SHA-256 of the file, empty if the file is missing."""
-        return sha256(self.text).hexdigest() if self.text is not None else ""
+        return sha256(self.content).hexdigest() if self.content is not None else ""
 
     @property
     def all_entries(self) -> tuple[RouteChange, ...]:
-        """Return the history including the current text."""
+        """Return the history including the current content."""
         return (*self.entries, self.unrecorded) if self.unrecorded else self.entries
 
     def route(self) -> Route:
@@ -102,12 +104,12 @@ class RouteFileSnapshot:
         Raises:
             OperationFailed: the file is missing or invalid.
         """
-        if self.text is None:
+        if self.content is None:
             raise OperationFailed(
                 f"route file '{self.path}' is missing; fix: nereid route set --file FILE, or route revert"
             )
         try:
-            return parse_route(self.text)
+            return parse_route(self.content)
         except InvalidConfig as error:
             raise OperationFailed(
                 f"invalid route file '{self.path}': {error}; fix: correct it, or nereid route revert"
@@ -202,42 +204,42 @@ def read_state(location: RouteLocation) -> RouteFileSnapshot:
     """
     entries = location.history.read_intact()
     try:
-        text, status = route_file.read(location.path)
+        content, status = route_file.read(location.path)
     except FileNotFoundError:
         return RouteFileSnapshot(location.path, None, entries, None)
-    return RouteFileSnapshot(location.path, text, entries, _unrecorded(entries, text, status))
+    return RouteFileSnapshot(location.path, content, entries, _unrecorded(entries, content, status))
 
 
-def _unrecorded(entries: Sequence[RouteChange], text: bytes, status: os.stat_result) -> RouteChange | None:
+def _unrecorded(entries: Sequence[RouteChange], content: bytes, status: os.stat_result) -> RouteChange | None:
     """Return the change that the history lacks for the file's content; None if the last entry has it.
 
     The owner and time in the file's `status` are used for the change.
     """
-    if entries and entries[-1].sha256 == sha256(text).hexdigest():
+    if entries and entries[-1].sha256 == sha256(content).hexdigest():
         return None
     try:
-        generation = parse_route(text).generation
+        generation = parse_route(content).generation
     except InvalidConfig:
         generation = entries[-1].generation if entries else 0
     time = datetime.fromtimestamp(status.st_mtime, UTC)
-    return RouteChange.of(text, BY_HAND if entries else FIRST_SEEN, generation, time, status.st_uid)
+    return RouteChange.of(content, BY_HAND if entries else FIRST_SEEN, generation, time, status.st_uid)
 
 
-def _document(text: bytes) -> Raw:
+def _document(content: bytes) -> Raw:
     try:
-        return Raw(msgspec.json.encode(msgspec.json.decode(text)))
+        return Raw(msgspec.json.encode(msgspec.json.decode(content)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Raw(msgspec.json.encode(text.decode(errors="replace")))
+        return Raw(msgspec.json.encode(content.decode(errors="replace")))
 
 
-def load_present_route(location: RouteLocation, present: RouteFileSnapshot) -> LoadedRoute:
+def load_current_route(location: RouteLocation, current: RouteFileSnapshot) -> LoadedRoute:
     """Parse the current route file as the server does.
 
     Raises:
         OperationFailed, InvalidConfig: it is missing or invalid, or names models that do not exist.
     """
-    present.route()  # names the file and the fix if it is invalid
-    return route_file.load_route(location.config, present.text or b"")
+    current.route()  # names the file and the fix if it is invalid
+    return route_file.load_route(location.config, current.content or b"")
 
 
 def describe(route: Route) -> str:

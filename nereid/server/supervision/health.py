@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from nereid.base.metrics_page import Labels, counter, gauge, render
+from nereid.base.prometheus_text import MetricLabels, counter, gauge, render
 from nereid.server.ports import unusable_port, why_unusable
 
 # Age at which a model's last answer expires: an idle model is probed after 4 to 8 s, and may take 5 s.
-FRESH_S = 14.0
+MAX_ANSWER_AGE_S = 14.0
 # Processes are observed every second: without an observation for this long, the thread has failed.
-ALIVE_S = 30.0
+MAX_OBSERVATION_AGE_S = 30.0
 # Time limit for the head of a request, and for its response.
 CLIENT_TIMEOUT_S = 10.0
 # Maximum number of open connections; a new one closes the oldest, so that health checks are answered.
@@ -48,7 +48,7 @@ METRICS = {
 HttpPage = tuple[HTTPStatus, str, str]
 
 
-class Health:
+class ServerHealth:
     """The state of one supervised server; all methods may be called from any thread."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Health:
         self._broken: dict[str, str] = {}
         self._instances: dict[str, int] = {}
         self._gateway_failure: str | None = None
-        self._counts: Counter[tuple[str, Labels]] = Counter({("restarts_total", ()): 0})
+        self._counts: Counter[tuple[str, MetricLabels]] = Counter({("restarts_total", ()): 0})
 
     def enter(self, state: str, reason: str = "") -> None:
         """Change the state of the server; `stopping` is the last one."""
@@ -79,35 +79,35 @@ class Health:
                 self._models, self._broken, self._instances = {}, {}, {}
                 self._server_failure = NOT_PROBED
 
-    def observed(self, broken: Mapping[str, str]) -> None:
+    def record_observation(self, broken: Mapping[str, str]) -> None:
         """Store an observation of the processes: the broken models, each with the reason."""
         with self._lock:
             self._observed_s, self._broken = self._clock(), dict(broken)
 
-    def gateway_observed(self, failure: str | None) -> None:
+    def record_gateway(self, failure: str | None) -> None:
         """Store why the gateway of a guarded server is not listening; None if it is."""
         with self._lock:
             self._gateway_failure = failure
 
-    def round_started(self, server_failure: str | None, models: Collection[str]) -> None:
+    def record_round_start(self, server_failure: str | None, models: Collection[str]) -> None:
         """Store the server's own readiness and the models to probe; other models are forgotten."""
         with self._lock:
             self._server_failure, self._server_probed_s = server_failure, self._clock()
             self._models = {name: self._models.get(name, (NOT_PROBED, self._clock())) for name in models}
 
-    def answered(self, models: Collection[str], seen_s: float) -> None:
+    def record_answers(self, models: Collection[str], seen_s: float) -> None:
         """Record that models have answered requests from other callers."""
         with self._lock:
             self._models |= {name: (None, seen_s) for name in models if name in self._models}
 
-    def probed(self, model: str, failure: str | None, began_s: float) -> None:
+    def record_probe(self, model: str, failure: str | None, start_s: float) -> None:
         """Count a probe of a model; `failure` is None on success.
 
         The probe that began last decides whether the model is ready.
         """
         with self._lock:
-            if model in self._models and began_s >= self._models[model][1]:
-                self._models[model] = failure, began_s
+            if model in self._models and start_s >= self._models[model][1]:
+                self._models[model] = failure, start_s
             self._counts["probes_total", (("model", model),)] += 1
             self._counts["probe_failures_total", (("model", model),)] += failure is not None
 
@@ -116,7 +116,7 @@ class Health:
         with self._lock:
             self._counts[name, tuple(labels.items())] += 1
 
-    def instances_seen(self, instances: Mapping[str, int]) -> None:
+    def record_instances(self, instances: Mapping[str, int]) -> None:
         """Store the numbers of instances of the models whose number follows the load."""
         with self._lock:
             self._instances = dict(instances)
@@ -124,7 +124,7 @@ class Health:
     def is_live(self) -> bool:
         """Return whether the supervision works."""
         with self._lock:
-            return self._state != RUNNING or self._clock() - self._observed_s < ALIVE_S
+            return self._state != RUNNING or self._clock() - self._observed_s < MAX_OBSERVATION_AGE_S
 
     def why_not_ready(self) -> dict[str, Any]:
         """Return why the server is not ready: its own reason, its gateway's and its models', or nothing."""
@@ -149,7 +149,7 @@ class Health:
         """Return the metrics page in Prometheus' text format."""
         ready = float(not self.why_not_ready())
         with self._lock:
-            samples: dict[tuple[str, Labels], float] = dict(self._counts)
+            samples: dict[tuple[str, MetricLabels], float] = dict(self._counts)
             samples["ready", ()] = ready
             samples |= {("instances", (("model", name),)): n for name, n in self._instances.items()}
             samples["server_up_since_seconds", ()] = self._up_since_s
@@ -157,10 +157,10 @@ class Health:
 
     def _failure(self, failure: str | None, probed_s: float) -> str | None:
         age_s = self._clock() - probed_s
-        return failure or (f"no response for {age_s:.0f} s" if age_s > FRESH_S else None)
+        return failure or (f"no response for {age_s:.0f} s" if age_s > MAX_ANSWER_AGE_S else None)
 
 
-def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> HttpPage:
+def page(health: ServerHealth, path: str, more_metrics: Callable[[], str] = str) -> HttpPage:
     """Return status, content type and body of a page; `more_metrics` returns samples of other parts."""
     if path == "/metrics":
         return HTTPStatus.OK, TEXT, health.metrics() + more_metrics()
@@ -270,7 +270,7 @@ def _handler(page_of: Callable[[str], HttpPage]) -> type[http.server.BaseHTTPReq
 
         do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = reject
 
-        def log_message(self, *words: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             """Log nothing, because health checks are frequent."""
 
         def _send(self, status: HTTPStatus, content_type: str, body: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import PROC, Process, ProcessStat, read_stat
-from nereid.base.metrics_page import Labels, counter, gauge, render
+from nereid.base.prometheus_text import MetricLabels, counter, gauge, render
 
 SERVER, SUPERVISOR, GATEWAY = "tritonserver", "supervisor", "gateway"
 # The end of the command line of a guarded server's own gateway: the name of a module, and its function.
@@ -127,7 +127,7 @@ class ProcessMetrics:
                 memory[usage.name] += usage.memory_bytes
                 self._total_s[usage.name] += usage.cpu_s - self._last_s.get(usage.process, 0.0)
             self._last_s = {usage.process: usage.cpu_s for usage in usages}
-            samples: dict[tuple[str, Labels], float] = {
+            samples: dict[tuple[str, MetricLabels], float] = {
                 **{("memory_bytes", (("process", name),)): value for name, value in memory.items()},
                 **{
                     ("cpu_seconds_total", (("process", name),)): value

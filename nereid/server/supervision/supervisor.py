@@ -27,7 +27,7 @@ MAX_ACCEPTED_S = 5.0
 # The server is restarted before the threads of dead instances, about 150 each, use it up.
 MAX_DEAD_PROCESSES = 16
 # In poll mode, Triton checks for changes every 15 s.
-POLLED_S = 40.0
+POLL_MODE_DELAY_S = 40.0
 PID, PROBE, DEVICE = "pid", "probe", "device"
 # Triton reaps a stub that it ended itself within a tenth of this time, which is shorter than the observation
 # interval (0.1 s), so the second observation decides.
@@ -58,11 +58,11 @@ class RoundStarted(Struct, frozen=True):
 
 
 class ProbeEnded(Struct, frozen=True):
-    """Event: a probe that began at `began_s` has ended; `failure` is None on success."""
+    """Event: a probe that began at `start_s` has ended; `failure` is None on success."""
 
     probe: "Probe"
     failure: str | None
-    began_s: float
+    start_s: float
 
 
 class IndexRead(Struct, frozen=True):
@@ -191,25 +191,25 @@ class KnownStubs:
             if now_s - since_s >= DEAD_AFTER_S and not self._is_replaced(self._known[process])
         ]
 
-    def in_use(self, instance: str) -> list[Stub]:
+    def find_active(self, instance: str) -> list[Stub]:
         """Return the youngest stub of each version that has an instance of this name."""
         named = [stub for stub in self._known.values() if stub.instance == instance]
         return [stub for stub in named if not self._is_replaced(stub)]
 
     def instances(self, processes: Collection[Process]) -> set[str]:
         """Return the instances whose stub in use is one of the processes."""
-        return {stub.instance for stub in self.used(processes)}
+        return {stub.instance for stub in self.filter_active(processes)}
 
-    def used(self, processes: Collection[Process]) -> list[Stub]:
+    def filter_active(self, processes: Collection[Process]) -> list[Stub]:
         """Return the stubs in use whose process is one of these."""
         stubs = [self._known[process] for process in processes if process in self._known]
         return [stub for stub in stubs if not self._is_replaced(stub)]
 
-    def of(self, model: str, versions: Collection[int]) -> list[Stub]:
+    def find_versions(self, model: str, versions: Collection[int]) -> list[Stub]:
         """Return all stubs of some versions of a model, dead ones included."""
-        return [stub for stub in self.of_model(model) if stub.version in versions]
+        return [stub for stub in self.find_model(model) if stub.version in versions]
 
-    def of_model(self, model: str) -> list[Stub]:
+    def find_model(self, model: str) -> list[Stub]:
         """Return all stubs of a model, dead ones included."""
         return [stub for stub in self._known.values() if stub.model == model]
 
@@ -217,7 +217,7 @@ class KnownStubs:
         return any(
             other.instance_key == stub.instance_key
             and other.process not in self._zombies
-            and (other.process.started, other.process.pid) > (stub.process.started, stub.process.pid)
+            and (other.process.start_ticks, other.process.pid) > (stub.process.start_ticks, stub.process.pid)
             for other in self._known.values()
         )
 
@@ -333,7 +333,7 @@ class _Repair:
     """The running repair; only one runs at a time."""
 
     order: Reload
-    began_s: float
+    start_s: float
     old: list[Process]
     pause_s: float
 
@@ -366,7 +366,7 @@ class Supervisor:
 
     def processes_of(self, model: str) -> list[Process]:
         """Return the processes of a model, without those that a change of its instances has replaced."""
-        processes = [stub.process for stub in self._stubs.of_model(model)]
+        processes = [stub.process for stub in self._stubs.find_model(model)]
         return [process for process in processes if process not in self._replaced]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
@@ -403,11 +403,11 @@ class Supervisor:
         dead = [
             stub for stub in self._stubs.update(event.found or (), states, now_s) if self._is_served(stub)
         ]
-        known = self._stubs.processes
+        processes = self._stubs.processes
         self._reported = {
-            process for process in known if process in self._reported or process.pid in event.failed
+            process for process in processes if process in self._reported or process.pid in event.failed
         }
-        self._failed = [stub for stub in self._stubs.used(self._reported) if self._is_served(stub)]
+        self._failed = [stub for stub in self._stubs.filter_active(self._reported) if self._is_served(stub)]
         stuck = self._replaced.update(states, now_s)
         self._to_kill.add([process for process in stuck if process not in self._to_kill.due_s], now_s)
         late, count = self._to_kill.update(states, now_s)
@@ -443,40 +443,40 @@ class Supervisor:
         for model in event.image_models:
             # Triton sends requests that arrive together to different instances.
             is_suspected = any(model_of(instance) == model for instance in self._stopped)
-            wanted = self._instances(model) if is_suspected else int(model in event.due)
-            for _ in range(wanted - list(self._pending.values()).count(model)):
+            probe_count = self._instances(model) if is_suspected else int(model in event.due)
+            for _ in range(probe_count - list(self._pending.values()).count(model)):
                 self._probes += 1
                 self._pending[self._probes] = model
                 commands.append(Probe(model, self._probes))
         return commands
 
     def _instances(self, model: str) -> int:
-        known = self._stubs.of(model, (self.ready or {}).get(model, ()))
-        return min(MAX_PROBES, len({stub.instance for stub in known}))
+        stubs = self._stubs.find_versions(model, (self.ready or {}).get(model, ()))
+        return min(MAX_PROBES, len({stub.instance for stub in stubs}))
 
     def _end_probe(self, event: ProbeEnded, now_s: float) -> Commands:
         probe, instance = event.probe, read_unhealthy_instance(event.failure or "")
-        if instance and self._is_news(instance, event.began_s):
+        if instance and self._is_news(instance, event.start_s):
             is_dead = self._strikes.add(instance, now_s, is_stopped=instance in self._stopped)
             if not is_dead and probe.attempt < MAX_ATTEMPTS:
                 return [Probe(probe.model, probe.number, probe.attempt + 1)]
         if event.failure and not instance:
-            self._blame_stopped(probe.model, event.began_s, now_s)
+            self._blame_stopped(probe.model, event.start_s, now_s)
         self._pending.pop(probe.number, None)
         return []
 
-    def _blame_stopped(self, model: str, began_s: float, now_s: float) -> None:
+    def _blame_stopped(self, model: str, start_s: float, now_s: float) -> None:
         """Blame a model's stopped processes for a failed probe: Triton may hang on them and name none."""
         for instance in self._stopped:
-            if model_of(instance) == model and self._is_news(instance, began_s):
+            if model_of(instance) == model and self._is_news(instance, start_s):
                 self._strikes.add(instance, now_s, is_stopped=True)
 
-    def _is_news(self, instance: str, began_s: float) -> bool:
+    def _is_news(self, instance: str, start_s: float) -> bool:
         """Return whether a failure is new: neither known nor older than the last repair."""
         model = model_of(instance)
         is_in_repair = self._repair is not None and self._repair.order.model == model
         is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
-        return not is_known and began_s >= self._of(model).renewed_s
+        return not is_known and start_s >= self._of(model).renewed_s
 
     def _seek_repair(self, now_s: float) -> Commands:
         models = {stub.model for stub in (*self._dead, *self._failed)} | {
@@ -502,7 +502,7 @@ class Supervisor:
                     return changed
                 return self._order(Reload(model, frozenset(versions), cause), now_s)
         for instance in list(self._strikes.dead):
-            in_use = self._stubs.in_use(instance)
+            in_use = self._stubs.find_active(instance)
             model = in_use[0].model if in_use else model_of(instance)
             if now_s < self._of(model).not_before_s:
                 continue
@@ -518,7 +518,7 @@ class Supervisor:
 
     def _mark_former_replaced(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up the processes before the last repair, if others run; report another number of instances."""
-        former, in_use = self._of(model).former, self._stubs.of(model, versions)
+        former, in_use = self._of(model).former, self._stubs.find_versions(model, versions)
         replaced = [stub for stub in in_use if stub.process in former and stub.process not in self._replaced]
         old = {stub.instance_key for stub in replaced}
         new = {stub.instance_key for stub in in_use if stub.process not in former}
@@ -531,11 +531,11 @@ class Supervisor:
 
     def _order(self, reload: Reload, now_s: float) -> Commands:
         model = self._of(reload.model)
-        old = [stub.process for stub in self._stubs.of(reload.model, reload.versions)]
+        old = [stub.process for stub in self._stubs.find_versions(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
             self._to_kill.add(old, now_s)
             return self._end(f"a stub of '{reload.model}' died, and this mode does not allow loading models")
-        pause_s = model.back_off.failed(now_s)
+        pause_s = model.back_off.record_failure(now_s)
         self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
         return [reload]
 
@@ -545,7 +545,7 @@ class Supervisor:
         order = repair.order
         pause_s = repair.pause_s if event.refusal else min(repair.pause_s, MAX_ACCEPTED_S)
         named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
-        took_s = now_s - repair.began_s
+        took_s = now_s - repair.start_s
         trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
         detection = "" if order.cause == DEVICE else f" (found by {order.cause})"
         text = f"{named} had {trouble}{detection}: loaded again in {took_s:.1f} s"
@@ -553,7 +553,7 @@ class Supervisor:
             text = f"{named} has {trouble} and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
         elif pause_s > REPAIR_DELAYS_S[0]:
             text += f"; it was repaired recently, so the next repair waits for {pause_s:g} s"
-        wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
+        wait_s = max(pause_s, POLL_MODE_DELAY_S) if self._mode == "poll" else pause_s
         self._of(order.model).not_before_s = now_s + wait_s
         self._close_repair(now_s, is_refused=bool(event.refusal))
         if event.refusal:
@@ -571,7 +571,7 @@ class Supervisor:
             return
         model = repair.order.model
         # The pause itself is not calm time: a repair after the longest pause does not start with the first.
-        self._of(model).back_off.began(max(now_s, self._of(model).not_before_s))
+        self._of(model).back_off.record_start(max(now_s, self._of(model).not_before_s))
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.

@@ -21,29 +21,29 @@ from typing import Any
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import Process, Stub
 from nereid.server.autoscaling import InstanceController
-from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
-from nereid.server.run_dir import ServerRecord
+from nereid.server.model_control import ModelControl, NotReached, Refused
+from nereid.server.run_dir import ServerInfo
 from nereid.server.supervision import supervisor
-from nereid.server.supervision.health import Health
+from nereid.server.supervision.health import ServerHealth
 from nereid.server.supervision.supervisor import Command, Event, Supervisor
 
 # Linux before 5.3 and some sandboxes cannot wait for the process of another parent.
-FALLBACK_S = 0.1
+FALLBACK_POLL_INTERVAL_S = 0.1
 MS_PER_S = 1000
-POLL_S = 2.0
+POLL_INTERVAL_S = 2.0
 # A model without requests is probed this long after its last answer.
-IDLE_S = 4.0
+IDLE_PROBE_INTERVAL_S = 4.0
 # So is a model with requests: one of two instances may hang while the other answers, and Triton 24.10 counts
 # error responses as successes.
-BUSY_S = 10.0
-# An exit is seen immediately, a stopped process after `OBSERVE_S`. Zombies are checked again after
-# `CONFIRM_S`, and so are stopped processes, which take many probes to find while others answer. Without
-# new shared memory, no stub has started, and the processes are rarely listed.
-OBSERVE_S, CONFIRM_S, FIND_S = 1.0, 0.1, 5.0
+BUSY_PROBE_INTERVAL_S = 10.0
+# An exit is seen immediately, a stopped process after `OBSERVE_INTERVAL_S`. Zombies are checked again after
+# `CONFIRM_INTERVAL_S`, and so are stopped processes, which take many probes to find while others answer.
+# Without new shared memory, no stub has started, and the processes are rarely listed.
+OBSERVE_INTERVAL_S, CONFIRM_INTERVAL_S, FIND_INTERVAL_S = 1.0, 0.1, 5.0
 PROBE_SOON_S, PROBE_TIMEOUT_S = 0.11, 5.0
 MAX_PROBERS = 16
-JOIN_S = 1.0
+JOIN_TIMEOUT_S = 1.0
 
 
 class ExitWaiter:
@@ -68,7 +68,7 @@ class ExitWaiter:
             except ProcessLookupError:
                 return
             except OSError:
-                timeout_s = min(timeout_s, FALLBACK_S)
+                timeout_s = min(timeout_s, FALLBACK_POLL_INTERVAL_S)
             else:
                 self._poll.register(self._files[pid], select.POLLIN)
         self._poll.poll(timeout_s * MS_PER_S)
@@ -125,7 +125,9 @@ class _ProbedModel:
         """Return the time of the next probe."""
         if self.is_urgent:
             return -inf
-        return min(max(self.answered_s, self.probed_s) + IDLE_S, self.probed_s + BUSY_S)
+        return min(
+            max(self.answered_s, self.probed_s) + IDLE_PROBE_INTERVAL_S, self.probed_s + BUSY_PROBE_INTERVAL_S
+        )
 
     @property
     def is_urgent(self) -> bool:
@@ -153,12 +155,12 @@ class Activity:
         due = [name for name, model in self._models.items() if model.due_s() <= now_s]
         due.sort(key=lambda name: (self._models[name].due_s(), name))
         urgent = sum(self._models[name].is_urgent for name in due)
-        taken = due[: urgent + max(1, int(len(self._models) * POLL_S / IDLE_S))]
+        taken = due[: urgent + max(1, int(len(self._models) * POLL_INTERVAL_S / IDLE_PROBE_INTERVAL_S))]
         for name in taken:
             self._models[name].probed_s = now_s
         return set(taken)
 
-    def probed(self, model: str, is_success: bool) -> None:
+    def record_probe(self, model: str, is_success: bool) -> None:
         """Record the end of a probe; after a failure, the model is probed until a probe succeeds."""
         if model in self._models:
             self._models[model].has_failed_probe = not is_success
@@ -182,10 +184,14 @@ class Watchdog:
     """Supervises one server while the context is open."""
 
     def __init__(
-        self, server: EmbeddedServer, record: ServerRecord, health: Health, log: Callable[[str], None]
+        self,
+        server: EmbeddedServer,
+        server_info: ServerInfo,
+        health: ServerHealth,
+        log: Callable[[str], None],
     ) -> None:
         self._server, self._health, self._log = server, health, log
-        self._options, self._control = server.options, Control(record)
+        self._options, self._model_control = server.options, ModelControl(server_info)
         self._supervisor, self._lock = Supervisor(server.options.model_control_mode), threading.Lock()
         self._observing, self._exits = threading.RLock(), ExitWaiter()
         self._found_s = self._changed_s = float("-inf")
@@ -200,7 +206,7 @@ class Watchdog:
         # One load of a model at a time, so that a repair and a change of instances know what they replace.
         self._loading, self._is_adapting = threading.Lock(), False
         self._instances = InstanceController(
-            record, health, self._processes_of, self._change_instances, self._say
+            server_info, health, self._processes_of, self._change_instances, self._say
         )
         self.restart_reason = ""
         self._threads = [
@@ -219,7 +225,7 @@ class Watchdog:
         self._exits.interrupt()
         self._orders.put(None)
         self._probers.shutdown(wait=False, cancel_futures=True)
-        deadline = time.monotonic() + JOIN_S
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):  # for example, one that waits for Triton
@@ -244,32 +250,32 @@ class Watchdog:
             try:
                 pause_s = step()
             except NotReached:
-                pause_s = POLL_S  # the server is ending or hangs; the probes tell which
+                pause_s = POLL_INTERVAL_S  # the server is ending or hangs; the probes tell which
             except Exception as error:
                 # An unforeseen error is logged; it must not end the supervision.
                 trouble = f"failed and continues: {type(error).__name__}: {error}"
                 if trouble != self._last_trouble:
                     self._say(trouble)
-                self._last_trouble, pause_s = trouble, POLL_S
+                self._last_trouble, pause_s = trouble, POLL_INTERVAL_S
             self._is_closed.wait(pause_s)
 
     def _observe_processes(self) -> float:
         if self._server.poll() is not None or self._is_signalled():
             self._handle(supervisor.ServerEnded())
-            return OBSERVE_S
+            return OBSERVE_INTERVAL_S
         now_s = time.monotonic()
         if self._server.memory.has_changed():
             self._changed_s = now_s
         # A stub starts some time after its shared memory was created.
-        is_due = now_s - self._changed_s < FIND_S or now_s - self._found_s >= FIND_S
+        is_due = now_s - self._changed_s < FIND_INTERVAL_S or now_s - self._found_s >= FIND_INTERVAL_S
         failed = self._server.log.take_failed_devices()
         states = self._observe(find=is_due or bool(failed), failed=failed)
         zombies = {process for process, state in states.items() if state == stub_processes.ZOMBIE}
         is_news, self._zombies = bool(zombies - self._zombies), zombies
         if is_news or stub_processes.STOPPED in states.values():
-            return CONFIRM_S
+            return CONFIRM_INTERVAL_S
         living = states.keys() - zombies
-        self._exits.wait({self._server.pid, *(process.pid for process in living)}, OBSERVE_S)
+        self._exits.wait({self._server.pid, *(process.pid for process in living)}, OBSERVE_INTERVAL_S)
         return 0.0
 
     def _is_signalled(self) -> bool:
@@ -286,8 +292,8 @@ class Watchdog:
                 self._server.memory.protect()
                 self._found_s = time.monotonic()
             with self._lock:
-                known = self._supervisor.processes
-            states = stub_processes.states({*known, *(stub.process for stub in living)})
+                processes = self._supervisor.processes
+            states = stub_processes.states({*processes, *(stub.process for stub in living)})
             self._handle(supervisor.ProcessesSeen(states, living if find else None, failed))
             return states
 
@@ -295,36 +301,36 @@ class Watchdog:
         return stub_processes.find(self._server.pid, self._options.repository)
 
     def _poll_models(self) -> float:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         self._probe_soon.clear()
         ready, counts = read_counts(self._server.statistics(PROBE_TIMEOUT_S))
         if ready != self._ready:  # a model's inputs change only with its versions, and reading is slow
             self._image_models, self._ready = image_models(self._options), ready
         models = [name for name in self._image_models if name in ready]
         with self._lock:
-            answered = self._activity.poll({name: counts[name] for name in models}, began_s)
-            due = self._activity.take_due(began_s)
+            answered = self._activity.poll({name: counts[name] for name in models}, start_s)
+            due = self._activity.take_due(start_s)
         server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
         if not self._is_closed.is_set():
-            self._health.round_started(server_failure, models)
-            self._health.answered(answered, began_s)
+            self._health.record_round_start(server_failure, models)
+            self._health.record_answers(answered, start_s)
         if self._instances.discover(ready):
             self._adapt()
         self._handle(supervisor.RoundStarted(ready, models, due))
-        self._probe_soon.wait(max(0.0, POLL_S - (time.monotonic() - began_s)))
+        self._probe_soon.wait(max(0.0, POLL_INTERVAL_S - (time.monotonic() - start_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
     def _probe(self, probe: supervisor.Probe) -> None:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         failure: str | None = "the probe was not sent"
         try:
             failure = self._server.probe(probe.model, PROBE_TIMEOUT_S)
         finally:
             if not self._is_closed.is_set():
-                self._health.probed(probe.model, failure, began_s)
+                self._health.record_probe(probe.model, failure, start_s)
             with self._lock:
-                self._activity.probed(probe.model, failure is None)
-            self._handle(supervisor.ProbeEnded(probe, failure, began_s))
+                self._activity.record_probe(probe.model, failure is None)
+            self._handle(supervisor.ProbeEnded(probe, failure, start_s))
 
     def _adapt(self) -> None:
         """Start the thread that adapts numbers of instances, unless it is running."""
@@ -346,7 +352,7 @@ class Watchdog:
         with self._loading:
             self._observe(find=True)
             old = self._processes_of(model)
-            self._control.change_instances(model, count)
+            self._model_control.change_instances(model, count)
             self._handle(supervisor.InstancesChanged(model, old))
             self._observe(find=True)
 
@@ -355,7 +361,7 @@ class Watchdog:
         event: Event = supervisor.RepairInterrupted()
         try:
             if isinstance(order, supervisor.ReadIndex):
-                event = supervisor.IndexRead(self._control.ready_versions())
+                event = supervisor.IndexRead(self._model_control.ready_versions())
             elif order:
                 event = self._reload(order)
         finally:
@@ -378,10 +384,10 @@ class Watchdog:
     def _load_again(self, order: supervisor.Reload, folder: Path) -> None:
         touched = [supervisor.touch(folder / str(version)) for version in order.versions]
         if self._options.model_control_mode != "poll":
-            instance_count = self._control.instances(order.model).count
+            instance_count = self._model_control.instances(order.model).count
             if not all(touched):  # another user owns the files: the loaded versions must be unloaded first
-                self._control.unload(order.model)
-            self._control.load(order.model, instance_count)
+                self._model_control.unload(order.model)
+            self._model_control.load(order.model, instance_count)
 
     def _handle(self, event: Event) -> None:
         with self._lock:
@@ -406,7 +412,7 @@ class Watchdog:
                     if stub_processes.states([command.process]):
                         os.kill(command.process.pid, signal.SIGKILL)
             case supervisor.ReportBroken():
-                self._health.observed(command.models)
+                self._health.record_observation(command.models)
             case supervisor.Log():
                 self._say(command.text)
             case supervisor.End():

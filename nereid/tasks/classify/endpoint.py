@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, Reason, invalid_request
+from nereid.gateway.failures import (
+    GATEWAY_FAILED,
+    SERVER_FAULTS,
+    SERVER_OUTCOMES,
+    Failure,
+    Reason,
+    invalid_request,
+)
 from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import log
 from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
@@ -29,7 +36,7 @@ from nereid.gateway.task_endpoint import (
     top_k_of,
 )
 from nereid.tasks.classify.result import PREDICTIONS, Prediction
-from nereid.vision.imaging.formats.size import LARGE_WORK, read_header, work_of
+from nereid.vision.imaging.formats.image_header import LARGE_COST, estimate_header_cost, read_header
 
 PARAMETERS: Mapping[str, Parameter] = {
     "top_k": (
@@ -109,16 +116,16 @@ class FeedbackAnswer(Struct):
 async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Classify several images; each image is admitted, and can fail, on its own."""
     settings = gateway.settings
-    left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+    remaining_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
     query = parameters(request, PARAMETERS)
-    gateway.admission.check(left_s, request.key_id)
-    batch = await gateway.uploads.several(request, left_s)
+    gateway.admission.check(remaining_s, request.key_id)
+    batch = await gateway.uploads.read_batch(request, remaining_s)
     received_s = request.end_stage("receive")
-    sizes = [read_header(image.image) for image in batch.images]
-    work = [work_of(size, settings.max_pixels) for size in sizes]
-    gateway.quotas.take(request.key, sum(work) - 1, is_debt=True)
-    given = merged(query, batch)
-    headers, top_k = request.forwarded(given), top_k_of(given)
+    image_headers = [read_header(image.image) for image in batch.images]
+    costs = [estimate_header_cost(header, settings.max_pixels) for header in image_headers]
+    gateway.quotas.take(request.key, sum(costs) - 1, is_debt=True)
+    query_parameters = merged(query, batch)
+    headers, top_k = request.forwarded(query_parameters), top_k_of(query_parameters)
     # A batch leaves half of the slots free for other requests.
     slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
     # Large images are processed one at a time anyway, and only a few per key may wait.
@@ -127,11 +134,11 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
 
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
-        size, cost = sizes[position], work[position]
+        image_header, cost = image_headers[position], costs[position]
         call = ImageInference(
-            request.model, PREDICTIONS, image.image, size, cost, headers, request.request_id, top_k
+            request.model, PREDICTIONS, image.image, image_header, cost, headers, request.request_id, top_k
         )
-        async with large if cost >= LARGE_WORK else nullcontext(), slots:
+        async with large if cost >= LARGE_COST else nullcontext(), slots:
             try:
                 prediction = await run(gateway, request, call)
             except Exception as error:
@@ -163,7 +170,7 @@ def _report_faults(request: GatewayRequest, failures: list[Failure], count: int)
     Raises:
         Failure: the failure of one image, if the server failed all of them.
     """
-    faults = [failure for failure in failures if failure.code in FAULTS]
+    faults = [failure for failure in failures if failure.code in SERVER_FAULTS]
     if len(failures) == count and all(failure.code in SERVER_OUTCOMES for failure in failures):
         raise (faults or failures)[0]
     for fault in faults:
@@ -177,42 +184,44 @@ def merged(query: Mapping[str, str], batch: BatchBody) -> dict[str, str]:
     Raises:
         Failure: the query and the body disagree.
     """
-    given = dict(query)
+    merged_parameters = dict(query)
     for name in PARAMETERS:
         value = getattr(batch, name)
-        if value not in (None, "") and given.setdefault(name, str(value)) != str(value):
-            raise invalid_request(f"{name} is {given[name]!r} in the query, but {value!r} in the body")
-    return given
+        if value not in (None, "") and merged_parameters.setdefault(name, str(value)) != str(value):
+            raise invalid_request(
+                f"{name} is {merged_parameters[name]!r} in the query, but {value!r} in the body"
+            )
+    return merged_parameters
 
 
-def scores(found: Prediction) -> list[Score]:
+def scores(prediction: Prediction) -> list[Score]:
     """Return the classes of a prediction."""
-    return [Score(label.name, label.index, label.score) for label in found.labels]
+    return [Score(label.name, label.index, label.score) for label in prediction.labels]
 
 
 def remember(
-    gateway: Gateway, request: GatewayRequest, found: Prediction, image: str | int | None = None
+    gateway: Gateway, request: GatewayRequest, prediction: Prediction, image: str | int | None = None
 ) -> None:
     """Remember the best class of an answer so that feedback can refer to it."""
-    if found.labels:
-        best, name = found.labels[0], _name(request.key_id, request.request_id, image)
-        variant = gateway.metrics.variant_label(found.variant)
+    if prediction.labels:
+        best, name = prediction.labels[0], _name(request.key_id, request.request_id, image)
+        variant = gateway.metrics.variant_label(prediction.variant)
         gateway.recent_answers.remember(name, request.model.name, variant, best.index, best.name)
 
 
 async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Compare an answer to the same key with the true class, and count the result once."""
-    given = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Feedback)
-    rated = gateway.recent_answers.rate(_name(request.key_id, given.request_id, given.image), given.label)
+    body = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, Feedback)
+    rated = gateway.recent_answers.rate(_name(request.key_id, body.request_id, body.image), body.label)
     if rated is None:
         raise Failure(
             "unknown_request",
-            f"unknown request {given.request_id!r}: the id is wrong, or the answer has expired",
+            f"unknown request {body.request_id!r}: the id is wrong, or the answer has expired",
         )
     if not rated.is_first:
-        raise Failure("conflict", f"feedback for request {given.request_id!r} has already been counted")
+        raise Failure("conflict", f"feedback for request {body.request_id!r} has already been counted")
     gateway.metrics.count_feedback(rated.model, rated.variant, rated.is_correct)
-    return json_response(FeedbackAnswer(given.request_id, rated.model, rated.variant, rated.is_correct))
+    return json_response(FeedbackAnswer(body.request_id, rated.model, rated.variant, rated.is_correct))
 
 
 def _name(key_id: str, request_id: str, image: str | int | None) -> str:
@@ -231,15 +240,15 @@ _BATCH = Operation(
 _FEEDBACK = Operation(
     *("POST", "/v1/feedback", feedback, "infer", FeedbackAnswer),
     body=Feedback,
-    kinds=(JSON,),
+    media_types=(JSON,),
     errors=("unknown_request", "conflict", *BODY_ERRORS),
 )
 CLASSIFY = Endpoint(
     "Classify one image.",
     Answer,
-    lambda prediction, given: (scores(prediction),),
+    lambda prediction, query_parameters: (scores(prediction),),
     PARAMETERS,
     photos=PHOTOS,
     operations=(_BATCH, _FEEDBACK),
-    keep=remember,
+    on_result=remember,
 )

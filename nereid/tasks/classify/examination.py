@@ -14,16 +14,16 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import (
     Arrays,
     ExaminationRequest,
+    FirstRun,
     NetworkInput,
     OutputChange,
     Rejected,
-    Survey,
     golden_samples,
     image_pair,
     is_close,
     random_samples,
 )
-from nereid.models.publish.intake.graph_edits import Activation
+from nereid.models.publish.importing.graph_edits import Activation
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
 
@@ -58,7 +58,7 @@ class ScoreExamination:
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> Survey:
+    ) -> FirstRun:
         """Return the kind of the scores and the top classes."""
         (name,) = outputs[0]
         for sample, arrays in zip(samples, outputs, strict=True):
@@ -72,7 +72,7 @@ class ScoreExamination:
         path = self._request.labels
         labels = path.read_text(encoding="utf-8").split("\n") if path else []
         top = tuple(_top(row, labels) for row in rows)
-        return Survey(can_batch, *meaning_of(rows, last_operator(file.model, name)), top)
+        return FirstRun(can_batch, *meaning_of(rows, last_operator(file.model, name)), top)
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereid.base.contract import SCORES
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals, softmax
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals, softmax
 
 # Probabilities in FP16 or INT8 do not sum to exactly 1.
 SUM_TOLERANCE = 0.02
@@ -33,9 +33,9 @@ class ClassificationOutputs:
         """The output with the scores."""
         return (self.scores,)
 
-    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+    def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Return the largest difference of a single score, and whether the best classes are equal."""
-        old, new = ours[self.scores], theirs[self.scores]
+        old, new = variant[self.scores], shadow[self.scores]
         if old.shape != new.shape:
             raise Incomparable(f"expected scores {list(old.shape)}, got {list(new.shape)}")
         if not (np.isfinite(old).all() and np.isfinite(new).all()):
@@ -43,7 +43,7 @@ class ClassificationOutputs:
         distance = float(np.abs(old.astype(np.float64) - new).max(initial=0.0))
         return Comparison(distance, np.array_equal(old.argmax(-1), new.argmax(-1)))
 
-    def signals(self, outputs: Arrays) -> Signals | None:
+    def signals(self, outputs: Arrays) -> QualitySignals | None:
         """Return confidence, entropy and best class; None without scores, or if some are not finite.
 
         Scores are float32[N, classes] or float32[classes]. Rows that are not probabilities (negative values,
@@ -64,10 +64,12 @@ class ClassificationOutputs:
         confidence = np.minimum(scores[np.arange(len(best)), best], 1).tolist()
         first = int(best[0])
         label = self.class_names[first] if first < len(self.class_names) else str(first)
-        about = {"label": label, "confidence": round(confidence[0], 4)}
-        return Signals(confidence, np.clip(entropy, 0, 1).tolist(), [int(index) for index in best], (), about)
+        attributes = {"label": label, "confidence": round(confidence[0], 4)}
+        return QualitySignals(
+            confidence, np.clip(entropy, 0, 1).tolist(), [int(index) for index in best], (), attributes
+        )
 
 
-def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> ClassificationOutputs:
+def make_outputs(outputs: Sequence[str], class_names: Sequence[str]) -> ClassificationOutputs:
     """Return the meaning of the first output."""
     return ClassificationOutputs(outputs[0] if outputs else SCORES, class_names)

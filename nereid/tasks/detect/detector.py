@@ -166,13 +166,13 @@ class ObjectFinder:
         return self.labels[index] if index < len(self.labels) else str(index + self.head.layout.first_class)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def needed_outputs(self) -> tuple[str, ...]:
         """Names of the network outputs it needs."""
         return tuple(output.name for output in self.head.outputs)
 
     def by_role(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Return a network's outputs for one image by role, from a batch of one row."""
-        return [arrays[name][0] for name in self.wanted]
+        return [arrays[name][0] for name in self.needed_outputs]
 
     def tensors(self, encoded: bytes, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs for one encoded image, a batch of one row, from the network's outputs by name.
@@ -195,10 +195,10 @@ class ObjectFinder:
         return mapped
 
 
-def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
+def _undo(positions: np.ndarray, placed: Placement) -> np.ndarray:
     """Map positions along one axis of the network's input back to the image: undo margin, crop and scale."""
     span = placed.span
-    result: np.ndarray = (places - placed.at + span.offset) * span.source / span.resized
+    result: np.ndarray = (positions - placed.at + span.offset) * span.source / span.resized
     return result
 
 
@@ -206,8 +206,8 @@ def _check_outputs(config: ModelConfig) -> None:
     got = {output.name: (output.datatype, output.dims) for output in config.outputs}
     if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
         listed = ", ".join(f"'{output.name}' {output.type_and_dims}" for output in config.outputs) or "none"
-        wanted = ", ".join(about[0] for about in OUTPUTS.values())
-        raise UnknownHead(f"expected outputs {wanted}, got {listed}")
+        expected = ", ".join(about[0] for about in OUTPUTS.values())
+        raise UnknownHead(f"expected outputs {expected}, got {listed}")
 
 
 def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
@@ -229,20 +229,20 @@ class ObjectPair(NamedTuple):
     one result, it is the object's score in the other.
     """
 
-    places: tuple[int | None, int | None]
+    indices: tuple[int | None, int | None]
     difference: float
 
 
 def match_objects(one: Objects, other: Objects) -> list[ObjectPair]:
     """Match objects of the same class whose boxes overlap, largest overlap first."""
     boxes, others = (objects.boxes.astype(np.float64) for objects in (one, other))
-    by_place = {pair.ours: pair for pair in match(boxes, one.classes, others, other.classes)}
+    by_index = {pair.first: pair for pair in match(boxes, one.classes, others, other.classes)}
     pairs = list[ObjectPair]()
-    for place, score in enumerate(map(float, one.scores)):
-        if partners := by_place.get(place):
-            change = max(1 - partners.iou, abs(score - float(other.scores[partners.theirs])))
-            pairs.append(ObjectPair((place, partners.theirs), change))
+    for index, score in enumerate(map(float, one.scores)):
+        if partners := by_index.get(index):
+            change = max(1 - partners.iou, abs(score - float(other.scores[partners.second])))
+            pairs.append(ObjectPair((index, partners.second), change))
         else:
-            pairs.append(ObjectPair((place, None), score))
-    lone = sorted({*range(len(other.scores))} - {pair.theirs for pair in by_place.values()})
-    return pairs + [ObjectPair((None, index), float(other.scores[index])) for index in lone]
+            pairs.append(ObjectPair((index, None), score))
+    lone = sorted({*range(len(other.scores))} - {pair.second for pair in by_index.values()})
+    return pairs + [ObjectPair((None, other_index), float(other.scores[other_index])) for other_index in lone]

@@ -11,10 +11,10 @@ from nereid.base.errors import ServingError
 from nereid.models.publish.examination import (
     Arrays,
     ExaminationRequest,
+    FirstRun,
     NetworkInput,
     OutputChange,
     Rejected,
-    Survey,
     golden_samples,
     image_pair,
     is_close,
@@ -25,7 +25,7 @@ from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects
 SCORE_SLACK = 0.01  # of half precision
 # A typical box is at most this many times the size of the network's input.
 MAX_SIDE = 4
-# Number of objects that a survey shows per image.
+# Number of objects that a first run shows per image.
 SHOWN = 10
 # An object that falls below the threshold is searched for down to this fraction of it: a score that changes
 # from 0.26 to 0.24 is a small difference.
@@ -56,12 +56,12 @@ class ObjectExamination:
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> Survey:
+    ) -> FirstRun:
         """Return the objects in each image."""
         for case in zip(samples, outputs, strict=True):
             self._check_meaning(*case)
         objects = (self._find(self._detector, *pair) for pair in zip(samples, outputs, strict=True))
-        return Survey(can_batch, results=tuple(map(self._named, objects)))
+        return FirstRun(can_batch, results=tuple(map(self._named, objects)))
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
@@ -82,10 +82,10 @@ class ObjectExamination:
         old, new = (self._find(self._lenient, sample, arrays) for arrays in (before, after))
         for pair in match_objects(old, new):
             scores = [
-                side.scores[at] for side, at in zip((old, new), pair.places, strict=True) if at is not None
+                side.scores[at] for side, at in zip((old, new), pair.indices, strict=True) if at is not None
             ]
             if max(scores) >= self._detector.score_threshold:
-                was, now = (self._text(side, at) for side, at in zip((old, new), pair.places, strict=True))
+                was, now = (self._text(side, at) for side, at in zip((old, new), pair.indices, strict=True))
                 yield OutputChange(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
 
     def _check_meaning(self, sample: NetworkInput, outputs: Arrays) -> None:
@@ -127,5 +127,5 @@ class ObjectExamination:
     def _text(self, found: Objects, at: int | None) -> str:
         if at is None:
             return "none"
-        places = ", ".join(f"{side:.0f}" for side in found.boxes[at])
-        return f"'{self._detector.label(int(found.classes[at]))}' {found.scores[at]:.2f} at {places}"
+        sides = ", ".join(f"{side:.0f}" for side in found.boxes[at])
+        return f"'{self._detector.label(int(found.classes[at]))}' {found.scores[at]:.2f} at {sides}"

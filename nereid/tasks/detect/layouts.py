@@ -55,7 +55,7 @@ def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [A, 5 + C]: as YOLOv5, but with offsets in cells and logarithms of sizes in cells."""
     (matrix,) = rows
     is_likely = matrix[:, 4] >= threshold
-    matrix, cells = matrix[is_likely], cell_places(frame)[is_likely]
+    matrix, cells = matrix[is_likely], cell_grid(frame)[is_likely]
     strides_px = cells[:, 2:]
     raw = matrix[:, :4].astype(np.float64)
     centers = (raw[:, :2] + cells[:, :2]) * strides_px
@@ -67,14 +67,14 @@ def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     return Candidates(boxes, scores[kept], classes[kept])
 
 
-def cell_places(frame: InputSize) -> np.ndarray:
+def cell_grid(frame: InputSize) -> np.ndarray:
     """Return each cell's column, row and stride, float64[cells, 3], in YOLOX's order."""
     parts = []
     for stride in STRIDES_PX:
         rows, columns = np.mgrid[: frame.height_px // stride, : frame.width_px // stride]
         parts.append(np.stack([columns.ravel(), rows.ravel(), np.full(rows.size, stride)], axis=1))
-    places: np.ndarray = np.concatenate(parts).astype(np.float64)
-    return places
+    cells: np.ndarray = np.concatenate(parts).astype(np.float64)
+    return cells
 
 
 def yolov8(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
@@ -265,8 +265,10 @@ def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]
 def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return boxes [M, 4], scores [M], classes [M]; names and order depend on the exporter."""
     kinds = {(output.datatype, output.dims[1:] if output.dims else (0,)): output for output in outputs}
-    wanted = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
-    return tuple(kinds[kind] for kind in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
+    expected = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
+    return (
+        tuple(kinds[kind] for kind in expected) if len(outputs) == 3 and kinds.keys() == {*expected} else ()
+    )
 
 
 def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nereid.base.contract import BOX, LABEL, SCORE
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
 
 # Two boxes with the same label and at least this intersection over union are the same object.
 # Source: PASCAL VOC, Everingham et al., 2010.
@@ -23,40 +23,42 @@ class DetectionOutputs:
     name: str = "detect"
     outputs: tuple[str, ...] = (BOX, SCORE, LABEL)
 
-    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+    def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Compare by the intersection over union of objects with the same label.
 
         The distance is 1 minus the mean intersection over union; an object without a partner counts as 0.
         Responses are equal if each object with a score of at least `SURE_SCORE` has a partner.
         """
-        partners = match(_boxes(ours), _labels(ours), _boxes(theirs), _labels(theirs))
-        total = ours[SCORE].size + theirs[SCORE].size
+        partners = match(_boxes(variant), _labels(variant), _boxes(shadow), _labels(shadow))
+        total = variant[SCORE].size + shadow[SCORE].size
         lone = (
-            _lone(ours, {pair.ours for pair in partners}),
-            _lone(theirs, {pair.theirs for pair in partners}),
+            _lone(variant, {pair.first for pair in partners}),
+            _lone(shadow, {pair.second for pair in partners}),
         )
         overlap = sum(pair.iou for pair in partners)
         return Comparison(1 - 2 * overlap / total if total else 0.0, not any(lone))
 
-    def signals(self, outputs: Arrays) -> Signals | None:
+    def signals(self, outputs: Arrays) -> QualitySignals | None:
         """Return the best score of each image with objects, and the number of objects."""
         scores = outputs[SCORE].ravel()
         if not np.isfinite(scores).all():
             return None
         count = len(scores)
-        about = {"objects": count}
-        return Signals([min(1.0, float(scores.max()))] if count else (), found=[count], about=about)
+        attributes = {"objects": count}
+        return QualitySignals(
+            [min(1.0, float(scores.max()))] if count else (), found=[count], attributes=attributes
+        )
 
 
-def iou(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the intersection over union, float64[n, m], of boxes float[n, 4] and float[m, 4].
 
     A box is left, top, right, bottom. Two boxes without area have an intersection over union of 0.
     """
-    left_top = np.maximum(ours[:, None, :2], theirs[None, :, :2])
-    right_bottom = np.minimum(ours[:, None, 2:], theirs[None, :, 2:])
+    left_top = np.maximum(first[:, None, :2], second[None, :, :2])
+    right_bottom = np.minimum(first[:, None, 2:], second[None, :, 2:])
     common = (right_bottom - left_top).clip(min=0).prod(-1)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).clip(min=0).prod(-1) for boxes in (ours, theirs)]
+    areas = [(boxes[:, 2:] - boxes[:, :2]).clip(min=0).prod(-1) for boxes in (first, second)]
     union = areas[0][:, None] + areas[1] - common
     result: np.ndarray = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return result
@@ -65,26 +67,26 @@ def iou(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 class Partners(NamedTuple):
     """An object's index in both results, and the intersection over union of its two boxes."""
 
-    ours: int
-    theirs: int
+    first: int
+    second: int
     iou: float
 
 
 def match(
-    ours: np.ndarray, labels: np.ndarray, theirs: np.ndarray, their_labels: np.ndarray
+    first: np.ndarray, first_labels: np.ndarray, second: np.ndarray, second_labels: np.ndarray
 ) -> list[Partners]:
     """Match objects of the same label whose boxes overlap by at least `MATCH_IOU`, largest overlap first.
 
     Args:
-        ours, theirs: boxes, float[n, 4] and float[m, 4].
-        labels, their_labels: the label of each box, [n] and [m].
+        first, second: boxes, float[n, 4] and float[m, 4].
+        first_labels, second_labels: the label of each box, [n] and [m].
     """
     partners: list[Partners] = []
-    left = np.where(labels[:, None] == their_labels, iou(ours, theirs), 0.0)
-    while left.size and left.max() >= MATCH_IOU:
-        row, column = (int(index) for index in np.unravel_index(left.argmax(), left.shape))
-        partners.append(Partners(row, column, float(left[row, column])))
-        left[row, :] = left[:, column] = -1
+    overlaps = np.where(first_labels[:, None] == second_labels, iou(first, second), 0.0)
+    while overlaps.size and overlaps.max() >= MATCH_IOU:
+        row, column = (int(index) for index in np.unravel_index(overlaps.argmax(), overlaps.shape))
+        partners.append(Partners(row, column, float(overlaps[row, column])))
+        overlaps[row, :] = overlaps[:, column] = -1
     return partners
 
 
@@ -101,9 +103,9 @@ def _labels(outputs: Arrays) -> np.ndarray:
 
 def _lone(outputs: Arrays, matched: set[int]) -> bool:
     sure = np.flatnonzero(outputs[SCORE].ravel() >= SURE_SCORE)
-    return any(int(place) not in matched for place in sure)
+    return any(int(index) not in matched for index in sure)
 
 
-def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> DetectionOutputs:
+def make_outputs(outputs: Sequence[str], class_names: Sequence[str]) -> DetectionOutputs:
     """Return the meaning of a detector's outputs."""
     return DetectionOutputs()

@@ -13,6 +13,6 @@ class EmbedAnswer(Answered):
 ENDPOINT = Endpoint(
     "Return the embedding of one image.",
     EmbedAnswer,
-    lambda result, given: (result.vector.tolist(),),
+    lambda result, parameters: (result.vector.tolist(),),
     photos=PHOTOS,
 )

@@ -9,10 +9,10 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import (
     Arrays,
     ExaminationRequest,
+    FirstRun,
     NetworkInput,
     OutputChange,
     Rejected,
-    Survey,
     golden_samples,
     image_pair,
     is_close,
@@ -48,21 +48,21 @@ class VectorExamination:
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> Survey:
+    ) -> FirstRun:
         """Return whether the vectors have length 1, and each image's cosines with the others."""
         rows = [_row(sample, arrays) for sample, arrays in zip(samples, outputs, strict=True)]
         cosines = tuple(
             tuple(
-                {"image": other.name, "cosine": round(_cosine(row, rows[place]), 4)}
-                for place, other in enumerate(samples)
+                {"image": other.name, "cosine": round(_cosine(row, rows[index]), 4)}
+                for index, other in enumerate(samples)
                 if other is not sample
             )
             for sample, row in zip(samples, rows, strict=True)
         )
         dims = f"{rows[0].shape[1]} dimensions"
         if _have_length_1(np.concatenate(rows)):
-            return Survey(can_batch, "none", f"{dims}, length 1", cosines)
-        return Survey(can_batch, "normalize", dims, cosines)
+            return FirstRun(can_batch, "none", f"{dims}, length 1", cosines)
+        return FirstRun(can_batch, "normalize", dims, cosines)
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereid.base.contract import EMBEDDING
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
 
 # For a nearest-neighbour search, vectors with a cosine of at least 0.99 point in the same direction.
 EQUAL_DISTANCE = 0.005
@@ -21,13 +21,13 @@ class EmbeddingOutputs:
     name: str = "embed"
     outputs: tuple[str, ...] = (EMBEDDING,)
 
-    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+    def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Compare by the cosine of the angle between two vectors; return the largest distance of all images.
 
         The distance is (1 - cosine) / 2: 0 for the same direction, 0.5 for a right angle and 1 for opposite
         directions. Vector length has no influence. Responses are equal up to a distance of `EQUAL_DISTANCE`.
         """
-        old, new = ours[EMBEDDING], theirs[EMBEDDING]
+        old, new = variant[EMBEDDING], shadow[EMBEDDING]
         if old.shape != new.shape:
             raise Incomparable(f"expected embeddings {list(old.shape)}, got {list(new.shape)}")
         distances = cosine_distances(old, new)
@@ -36,7 +36,7 @@ class EmbeddingOutputs:
         distance = float(distances.max(initial=0.0))
         return Comparison(distance, distance <= EQUAL_DISTANCE)
 
-    def signals(self, outputs: Arrays) -> Signals | None:
+    def signals(self, outputs: Arrays) -> QualitySignals | None:
         """Return the fraction of components that carries each vector; None if a vector has no direction.
 
         An embedding has neither a confidence nor a best class, and its length is usually 1. What a single
@@ -52,16 +52,16 @@ class EmbeddingOutputs:
             return None
         entropies = -(shares * np.log(shares + TINY)).sum(1)
         parts = np.minimum(np.exp(entropies) / shares.shape[1], 1).tolist()
-        return Signals(entropy=parts, about={"dims": shares.shape[1]})
+        return QualitySignals(entropy=parts, attributes={"dims": shares.shape[1]})
 
 
-def cosine_distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def cosine_distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return (1 - cosine) / 2 for the rows of two arrays, float64[N]; NaN for rows of zeros or with NaN.
 
     Args:
-        ours, theirs: vectors of any length, float[N, D].
+        first, second: vectors of any length, float[N, D].
     """
-    old, new = ours.astype(np.float64), theirs.astype(np.float64)
+    old, new = first.astype(np.float64), second.astype(np.float64)
     cosines = (_units(old) * _units(new)).sum(-1)
     result: np.ndarray = (1 - np.clip(cosines, -1, 1)) / 2
     return result
@@ -76,6 +76,6 @@ def _units(rows: np.ndarray) -> np.ndarray:
     return result
 
 
-def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> EmbeddingOutputs:
+def make_outputs(outputs: Sequence[str], class_names: Sequence[str]) -> EmbeddingOutputs:
     """Return the meaning of the output `embedding`."""
     return EmbeddingOutputs()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
-from nereid.tasks.task import SERVED, CommandTexts, Task, TaskBackend
+from nereid.tasks.task import AS_MODELS, CommandTexts, Task, TaskBackend
 
 # Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as in other
 # tasks: the network that is published again.
@@ -24,7 +24,7 @@ READ = Task(
     path="/v1/read",
     repository=TEXT_REPOSITORY,
     fix=f"nereid serve --task read, then here --repository '{TEXT_REPOSITORY}'",
-    backend=TaskBackend("text_reader", PARTS, SERVED, READER_BYTES),
+    backend=TaskBackend("text_reader", PARTS, AS_MODELS, READER_BYTES),
     sample=PARCEL_LABEL,
     command=CommandTexts(
         help="Read the text of images and PDF files on a running server, and the fields of documents.",
@@ -36,16 +36,16 @@ READ = Task(
     ),
     network="the characters of lines",
     entry_points={
-        "outputs": "read.outputs:outputs_of",
+        "outputs": "read.outputs:make_outputs",
         "result": "read.result:READINGS",
         "client": "read.client:Reader",
         "async_client": "read.client:AsyncReader",
         "view": "read.view:VIEW",
         "endpoint": "read.endpoint:READ",
-        "intake": "read.intake:ReaderIntake",
+        "importer": "read.importer:ReaderImporter",
         "examination": "read.examination:LineExamination",
         "settings": "read.reading_settings:ReadingSettings",
-        "check": "read.intake:check",
+        "check": "read.importer:check",
         "metrics": "read.stages:METRICS",
         "stages": "read.stages:MEANINGS",
     },

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nereid.backends.routing import deadline
-from nereid.backends.triton.metric_reporter import ImageSignals, MetricReporter
+from nereid.backends.triton.metric_reporter import ImageSignalReporter, MetricReporter
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.onnx_model import LocalNetwork, ServedNetwork
-from nereid.backends.triton.post_processing import Outcome, only_one
+from nereid.backends.triton.post_processing import PostProcessingOutcome, only_one
 from nereid.backends.triton.tensors import read_request, reject, respond, send, send_or_log
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import (
@@ -46,7 +46,7 @@ from nereid.tasks.read.reading_settings import (
 )
 from nereid.tasks.read.stages import FAMILIES, PREFIX, StageTimes
 from nereid.vision.imaging.decode import Limits
-from nereid.vision.imaging.formats.size import has_pages
+from nereid.vision.imaging.formats.image_header import has_pages
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.inference import network_file
 
@@ -108,7 +108,7 @@ class ReaderModel:
             for part, network in siblings.items()
         }
         self._parts = [self._alone(self._networks[part]) for part in PARTS]
-        self._signals = ImageSignals(config)
+        self._signals = ImageSignalReporter(config)
         readers = partial(
             TextReader,
             self._networks_in(),
@@ -122,10 +122,10 @@ class ReaderModel:
         )
         self._is_batching = config.max_batch_size > 0
         self._metrics = ReaderMetrics(config.name, config.version)
-        self._images = readers(), ModelTracer(config, begins=True)
-        self._documents = readers(settings.max_pages), ModelTracer(config, begins=True)
+        self._images = readers(), ModelTracer(config, starts_traces=True)
+        self._documents = readers(settings.max_pages), ModelTracer(config, starts_traces=True)
         self._thread = ThreadPoolExecutor(1, "documents")
-        self._places = threading.BoundedSemaphore(MAX_WAITING_DOCUMENTS)
+        self._waiting_slots = threading.BoundedSemaphore(MAX_WAITING_DOCUMENTS)
 
     def _networks_in(self, traceparent: str = "") -> "Networks":
         """Return the networks; their requests continue the given span."""
@@ -156,13 +156,13 @@ class ReaderModel:
         documents = [self._reads_pages and has_pages(image) for image, _ in read]
         if not any(documents):
             return self._responses(requests, read, *self._images)
-        for request, one, is_document in zip(requests, read, documents, strict=True):
+        for request, image_read, is_document in zip(requests, read, documents, strict=True):
             if is_document:
-                self._begin(request, one)
-        images = [place for place, is_document in enumerate(documents) if not is_document]
-        others = [requests[place] for place in images]
+                self._begin(request, image_read)
+        image_indices = [index for index, is_document in enumerate(documents) if not is_document]
+        others = [requests[index] for index in image_indices]
         responses = (
-            self._responses(others, [read[place] for place in images], *self._images) if others else []
+            self._responses(others, [read[index] for index in image_indices], *self._images) if others else []
         )
         for request, response in zip(others, responses, strict=True):
             send(request.get_response_sender(), response)
@@ -171,11 +171,11 @@ class ReaderModel:
     def _begin(self, request: Any, read: _Read) -> None:
         """Have the thread read a document and respond."""
         sender = request.get_response_sender()
-        if self._places.acquire(blocking=False):
+        if self._waiting_slots.acquire(blocking=False):
             self._thread.submit(self._read_document, request, read, sender)
         else:
             error = Overloaded(f"{MAX_WAITING_DOCUMENTS} documents wait for this instance; retry later")
-            self._metrics.rejected(error)
+            self._metrics.record_rejection(error)
             send(sender, reject(error))
 
     def _read_document(self, request: Any, read: _Read, sender: Any) -> None:
@@ -183,7 +183,7 @@ class ReaderModel:
             (response,) = self._responses([request], [read], *self._documents)
         except Exception as error:  # every request needs a response
             response = reject(from_exception(error))
-        self._places.release()
+        self._waiting_slots.release()
         send_or_log(sender, response)
 
     def _responses(
@@ -197,7 +197,7 @@ class ReaderModel:
         outcomes = [*map(self._outcome, images, results, reader.barcodes, reader.sizes_wh, reader.times)]
         responses = [self._respond(outcome) for outcome in outcomes]
         if trace:
-            trace.prepared([[times] for times in reader.times])
+            trace.record_preparation([[times] for times in reader.times])
             trace.end(outcomes)
         return responses
 
@@ -218,7 +218,7 @@ class ReaderModel:
         barcodes: Sequence["FoundBarcode"],
         sizes_wh: Sequence[tuple[int, int]],
         times: StageTimes,
-    ) -> Outcome:
+    ) -> PostProcessingOutcome:
         try:
             if isinstance(found, ServingError):
                 raise found
@@ -236,7 +236,7 @@ class ReaderModel:
                 missing = missing_fields([entry for page in fields for entry in page], self._specification)
         except Exception as raised:  # an exception that escapes `execute` fails the whole batch
             error = from_exception(raised)
-            self._metrics.rejected(error)
+            self._metrics.record_rejection(error)
             return error
         if not isinstance(image, ProbeImage):
             self._metrics.read(times.milliseconds(), len(found), missing)
@@ -250,7 +250,7 @@ class ReaderModel:
         codes = [(barcode.text, barcode.box) for barcode in barcodes if barcode.page == number]
         return find_fields(on_page, self._specification, codes)
 
-    def _respond(self, outcome: Outcome) -> Any:
+    def _respond(self, outcome: PostProcessingOutcome) -> Any:
         if isinstance(outcome, ServingError):
             return reject(outcome)
         return respond(**{name: rows[None] if self._is_batching else rows for name, rows in outcome.items()})

@@ -204,10 +204,10 @@ def _modules(count: int) -> int:
 def _part(levels: np.ndarray, guess: _Guess) -> np.ndarray:
     """Return the part of the profile between two ends, with `_SAMPLES` per module."""
     size = _modules(guess.count) * _SAMPLES
-    place = (np.arange(size, dtype=np.float32) + 0.5) / size
-    place += guess.warp * place * (1 - place)
+    positions = (np.arange(size, dtype=np.float32) + 0.5) / size
+    positions += guess.warp * positions * (1 - positions)
     first, last = guess.ends
-    part = np.interp(first + place * (last - first) - 0.5, np.arange(len(levels)), levels)
+    part = np.interp(first + positions * (last - first) - 0.5, np.arange(len(levels)), levels)
     return part.astype(np.float32)
 
 
@@ -215,11 +215,11 @@ def _fit(read: np.ndarray, guess: _Guess) -> _Fit:
     """Compare part of the profile with all symbols."""
     templates = _templates()[guess.blur]
     head, tail = _SYMBOL * _SAMPLES, _STOP_MODULES * _SAMPLES
-    known = np.concatenate([read[:head], read[-tail:]])
-    middle = known.sum() / len(known)
-    above, shape = known - middle, templates.ends
+    ends = np.concatenate([read[:head], read[-tail:]])
+    middle = ends.sum() / len(ends)
+    above, shape = ends - middle, templates.ends
     slopes = np.maximum(shape @ above / templates.ends_squares, MIN_SLOPE)
-    rests = np.square(above - slopes[:, None] * shape).sum(axis=1) / len(known) / slopes**2
+    rests = np.square(above - slopes[:, None] * shape).sum(axis=1) / len(ends) / slopes**2
     start = int(rests.argmin())
     rest, gain, base = float(rests[start]), slopes[start], middle - slopes[start] * templates.middles[start]
     symbols = (read[head:-tail].reshape(guess.count, head) - base) / gain
@@ -235,9 +235,9 @@ def _symbols(fit: _Fit) -> list[int] | None:
     if rest > MAX_REST:
         return None
     ahead = np.inf
-    for place, symbol in enumerate(symbols):
+    for position, symbol in enumerate(symbols):
         others = fit.costs.copy()
-        others[place, symbol] = np.inf
+        others[position, symbol] = np.inf
         ahead = min(ahead, _checked(others, fit.start)[0] - total)
     max_check = ahead if ahead >= FAR_AHEAD * rest else MAX_CHECK * ahead
     if ahead < MIN_AHEAD * rest or total - least > max_check:
@@ -251,8 +251,8 @@ def _checked(costs: np.ndarray, start: int) -> tuple[float, list[int]]:
     least = np.full(_DATA, np.inf)
     least[(_START + start) % _DATA] = 0.0
     steps = []
-    for place, cost in enumerate(costs[:-1], 1):
-        before = (residues[:, None] - place * residues) % _DATA
+    for weight, cost in enumerate(costs[:-1], 1):
+        before = (residues[:, None] - weight * residues) % _DATA
         sums = least[before] + cost
         chosen = sums.argmin(axis=1)
         steps.append((before[residues, chosen], chosen))
@@ -279,7 +279,7 @@ def _as_barcode(symbols: list[int]) -> zxingcpp.Barcode | None:
 
 def _pattern(widths: str) -> np.ndarray:
     """Return the modules of a symbol, 1 for ink."""
-    return np.concatenate([np.full(int(width), 1.0 - place % 2) for place, width in enumerate(widths)])
+    return np.concatenate([np.full(int(width), 1.0 - index % 2) for index, width in enumerate(widths)])
 
 
 @cache

@@ -25,11 +25,11 @@ def find_boxes(probabilities: np.ndarray) -> np.ndarray:
     rectangles = [*map(cv2.minAreaRect, _outer_contours(mask))]
     sizes = np.array([size for _, size, _ in rectangles], np.float32).reshape(-1, 2)
     large = np.flatnonzero(sizes.min(axis=1, initial=np.inf) >= MIN_REGION_PX)
-    scored = [(_score(probabilities, cv2.boxPoints(rectangles[place])), place) for place in large]
+    scored = [(_score(probabilities, cv2.boxPoints(rectangles[index])), index) for index in large]
     sure = sorted((region for region in scored if region[0] >= MIN_SCORE), reverse=True)[:MAX_LINES]
-    boxes = [_grown(rectangles[place]) for _, place in sure]
-    kept = [cv2.boxPoints(box) for box in boxes if min(box[1]) >= MIN_BOX_PX]
-    return clockwise(np.array(kept, np.float32).reshape(-1, 4, 2))
+    boxes = [_grown(rectangles[index]) for _, index in sure]
+    corners = [cv2.boxPoints(box) for box in boxes if min(box[1]) >= MIN_BOX_PX]
+    return clockwise(np.array(corners, np.float32).reshape(-1, 4, 2))
 
 
 def clockwise(corners: np.ndarray) -> np.ndarray:
@@ -113,8 +113,8 @@ def _rows(y: np.ndarray, heights: np.ndarray) -> np.ndarray:
     rows = np.zeros(len(y), int)
     order = np.argsort(y, kind="stable")
     first = order[0]
-    for before, place in pairwise(order):
-        is_new = y[place] - y[first] >= ROW_OVERLAP * min(heights[place], heights[first])
-        first = place if is_new else first
-        rows[place] = rows[before] + is_new
+    for before, index in pairwise(order):
+        is_new = y[index] - y[first] >= ROW_OVERLAP * min(heights[index], heights[first])
+        first = index if is_new else first
+        rows[index] = rows[before] + is_new
     return rows

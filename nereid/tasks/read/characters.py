@@ -106,8 +106,8 @@ def read_metadata(path: Path) -> dict[str, str]:
     metadata = {}
     with path.open("rb") as file:
         while file.peek(1):
-            number, kind = _tag(file)
-            if number == METADATA and kind == BYTES:
+            field_number, kind = _tag(file)
+            if field_number == METADATA and kind == BYTES:
                 entry = _entry(file.read(_varint(file)))
                 metadata[entry.get(ENTRY_KEY, b"").decode()] = entry.get(ENTRY_VALUE, b"").decode()
             else:
@@ -118,8 +118,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 def _entry(message: bytes) -> dict[int, bytes]:
     file, fields = io.BytesIO(message), {}
     while file.tell() < len(message):
-        number, _ = _tag(file)
-        fields[number] = file.read(_varint(file))
+        field_number, _ = _tag(file)
+        fields[field_number] = file.read(_varint(file))
     return fields
 
 
@@ -130,9 +130,9 @@ def _tag(file: BinaryIO) -> tuple[int, int]:
 
 def _varint(file: BinaryIO) -> int:
     value = 0
-    for place in range(MAX_VARINT_BYTES):
+    for position in range(MAX_VARINT_BYTES):
         byte = file.read(1)[0]
-        value |= (byte & 0x7F) << 7 * place
+        value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value
     raise ValueError(f"expected a number of at most {MAX_VARINT_BYTES} bytes, got more")

@@ -31,36 +31,38 @@ def characters_of(model: Any) -> tuple[str, ...]:
     return tuple(split_lines(text)) if text else ()
 
 
-def choose(own: Sequence[str], given: Sequence[str], origin: str, classes: Classes) -> tuple[str, ...]:
-    """Return the file's own characters; the given ones if the file has none, or only the given ones match.
+def choose(
+    characters: Sequence[str], labels: Sequence[str], origin: str, classes: Classes
+) -> tuple[str, ...]:
+    """Return the file's own characters; the labels if the file has none, or only the labels match.
 
     Args:
-        own: characters in the file's metadata.
-        given: characters from the user, or from the current version.
-        origin: origin of the given ones, `LABELS` or `CURRENT`.
+        characters: characters in the file's metadata.
+        labels: characters from the user, or from the current version.
+        origin: origin of the labels, `LABELS` or `CURRENT`.
         classes: the network's classes.
 
     Raises:
         WrongUsage: there are none, they do not match the classes, or the two lists differ.
     """
-    if not own and not given:
+    if not characters and not labels:
         raise WrongUsage(
             f"expected the characters of the recogniser, got none: the file has no metadata '{KEY}'; "
             f"{FIXES[origin]}"
         )
-    of_file = _problem(own, FILE, FIXES[origin], classes) if own else ""
-    if own and (not given or tuple(own) == tuple(given)):
+    of_file = _problem(characters, FILE, FIXES[origin], classes) if characters else ""
+    if characters and (not labels or tuple(characters) == tuple(labels)):
         if of_file:
             raise WrongUsage(of_file)
-        return tuple(own)
-    if own and not of_file:
+        return tuple(characters)
+    if characters and not of_file:
         raise WrongUsage(
-            f"expected the {len(own):,} characters of {FILE}, got {len(given):,} others from {origin}; "
-            f"fix: leave out {origin}"
+            f"expected the {len(characters):,} characters of {FILE}, got {len(labels):,} others from "
+            f"{origin}; fix: leave out {origin}"
         )
-    if problem := _problem(given, origin, FIXES[origin], classes):
+    if problem := _problem(labels, origin, FIXES[origin], classes):
         raise WrongUsage(problem)
-    return tuple(given)
+    return tuple(labels)
 
 
 def notes(characters: Sequence[str], classes: Classes) -> list[str]:

@@ -14,7 +14,7 @@ from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import (
-    ONE_IMAGE,
+    IMAGE_MEDIA_TYPES,
     ROUTE_PARAMETERS,
     Answered,
     Endpoint,
@@ -159,19 +159,19 @@ async def _respond(
     gateway: Gateway,
     request: GatewayRequest,
     answer: Any,
-    given: Mapping[str, str],
+    parameters: Mapping[str, str],
     image: memoryview,
-    work: int,
+    cost: int,
 ) -> GatewayResponse:
     """Return an answer as JSON in the given encoding, or as a searchable PDF.
 
     Raises:
         Failure: the encoding cannot represent a character of the text, or the PDF cannot be created.
     """
-    if given.get("format") == "pdf":
-        return await _searchable(gateway, request, answer, image, work)
+    if parameters.get("format") == "pdf":
+        return await _searchable(gateway, request, answer, image, cost)
     response = json_response(answer)
-    if given.get("encoding", UTF_8) == UTF_8:
+    if parameters.get("encoding", UTF_8) == UTF_8:
         return response
     try:
         body = encode_gbk(response.body.decode())
@@ -181,11 +181,11 @@ async def _respond(
 
 
 async def _searchable(
-    gateway: Gateway, request: GatewayRequest, answer: Any, image: memoryview, work: int
+    gateway: Gateway, request: GatewayRequest, answer: Any, image: memoryview, cost: int
 ) -> GatewayResponse:
     try:
         body = await run_in_limited_thread(
-            gateway, request, work, lambda: pdf.searchable(bytes(image), answer)
+            gateway, request, cost, lambda: pdf.searchable(bytes(image), answer)
         )
     except InvalidImage as error:
         raise invalid_request(f"format=pdf: {error.args[0]}") from None
@@ -211,7 +211,7 @@ READ = Endpoint(
     },
     errors=("unencodable_text",),
     photos={PARCEL_LABEL: "rendered for Nereid"},
-    kinds=(*ONE_IMAGE, PDF),
+    media_types=(*IMAGE_MEDIA_TYPES, PDF),
     respond=_respond,
     other_type=PDF,
 )

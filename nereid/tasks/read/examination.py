@@ -14,12 +14,12 @@ from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish.examination import (
     Arrays,
     ExaminationRequest,
+    FirstRun,
     NetworkInput,
     OutputChange,
     Rejected,
-    Survey,
 )
-from nereid.models.publish.intake.graph_edits import Activation
+from nereid.models.publish.importing.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile, network_path
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.outputs import ReadingOutputs, error_rate
@@ -50,7 +50,7 @@ class LineExamination:
         self._request = request
         self._reader = ModelConfig.from_file(request.pinned, 1)
         self._settings = self._reader.settings(ReadingSettings)
-        self._new = Characters.from_file(network_path(request.candidate, request.document))
+        self._new = Characters.from_file(network_path(request.version_folder, request.document))
         self._old = self._new
         if request.current:
             self._old = Characters.from_file(network_path(request.current, request.document))
@@ -63,8 +63,8 @@ class LineExamination:
                 lines = cut(path.read_bytes())
             except ServingError as error:
                 raise Rejected(f"golden image '{path}': {error}") from None
-            for place, line in enumerate(lines[:MAX_LINES], 1):
-                inputs.append(NetworkInput(f"line {place} of {path.name}", {name: line}, image=str(path)))
+            for number, line in enumerate(lines[:MAX_LINES], 1):
+                inputs.append(NetworkInput(f"line {number} of {path.name}", {name: line}, image=str(path)))
         if not inputs:
             names = ", ".join(f"'{path}'" for path in self._images)
             raise Rejected(f"golden images {names}: expected lines of text, found none; fix: --images")
@@ -90,10 +90,10 @@ class LineExamination:
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> Survey:
+    ) -> FirstRun:
         """Return the lines of text, and whether their probabilities need a softmax."""
         texts = self._texts(self._new, samples, outputs)
-        return Survey(can_batch, self._activation(outputs), results=tuple(map(tuple, texts.values())))
+        return FirstRun(can_batch, self._activation(outputs), results=tuple(map(tuple, texts.values())))
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]

@@ -11,7 +11,7 @@ from nereid.base.units import format_bytes
 from nereid.tasks.read import pdf
 from nereid.tasks.read.stages import StageTimes
 from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage, Limits, open_image, pages_of
-from nereid.vision.imaging.formats.size import is_pdf
+from nereid.vision.imaging.formats.image_header import is_pdf
 from nereid.vision.imaging.transform import TURNS, Turn
 
 BACKGROUND = (255, 255, 255)
@@ -55,7 +55,7 @@ class UprightDecoder:
                 raise InvalidImage(f"expected at most {limit}, got {size}")
             for pixels in pdf.pages(encoded, self._max_pages):
                 height, width = pixels.shape[:2]
-                times.about |= {"format": "PDF", "width": width, "height": height}
+                times.attributes |= {"format": "PDF", "width": width, "height": height}
                 yield UprightImage(pixels, (width, height))
             return
         for frame in pages_of(encoded, self._max_pages) if self._max_pages else [0]:
@@ -64,7 +64,7 @@ class UprightDecoder:
     def __call__(self, encoded: bytes, times: StageTimes, frame: int = 0) -> UprightImage:
         """Decode an image; `frame` is one of `pages_of`, and errors are as for `pages`."""
         image = open_image(encoded, self._limits, frame=frame)
-        times.opened(image)
+        times.record_header(image)
         stored = image.pixels(_shrink(image), BACKGROUND, self._buffers)
         turn = TURNS[image.orientation]
         size_wh = image.size_wh[::-1] if turn.is_transposed else image.size_wh
@@ -217,14 +217,14 @@ def batches(widths: Sequence[int], batch_width_px: int = BATCH_WIDTH_PX) -> Iter
     """
     group: list[int] = []
     wide = 0
-    for place in sorted(range(len(widths)), key=widths.__getitem__, reverse=True):
-        is_near = widths[place] >= wide * (1 - MAX_PADDING)
+    for index in sorted(range(len(widths)), key=widths.__getitem__, reverse=True):
+        is_near = widths[index] >= wide * (1 - MAX_PADDING)
         if group and not (is_near and (len(group) + 1) * wide <= batch_width_px):
             yield group, wide
             group = []
         if not group:
-            wide = -(-widths[place] // STEP_PX) * STEP_PX
-        group.append(place)
+            wide = -(-widths[index] // STEP_PX) * STEP_PX
+        group.append(index)
     if group:
         yield group, wide
 

@@ -48,7 +48,7 @@ def _squeezed(line: np.ndarray) -> np.ndarray:
     return cv2.resize(line, (WIDTH_PX, LINE_HEIGHT_PX), interpolation=cv2.INTER_LINEAR)
 
 
-def page_turn(boxes: np.ndarray) -> int:
+def page_quarters(boxes: np.ndarray) -> int:
     """Return the counter-clockwise quarter turns that make a page upright, 0 to 3.
 
     Args:
@@ -63,7 +63,7 @@ def page_turn(boxes: np.ndarray) -> int:
     return int(lengths.argmax()) if lengths.max() >= MAJORITY * lengths.sum() else 0
 
 
-def turned(pixels: np.ndarray, quarters: int) -> np.ndarray:
+def rotate(pixels: np.ndarray, quarters: int) -> np.ndarray:
     """Return pixels [H, W, 3] rotated counter-clockwise."""
     return np.ascontiguousarray(np.rot90(pixels, quarters))
 
@@ -77,12 +77,12 @@ def positions_before(points: np.ndarray, size_wh: tuple[int, int], quarters: int
     """
     width, height = size_wh
     x, y = points[..., 0], points[..., 1]
-    turns = (x, y), (width - 1 - y, x), (width - 1 - x, height - 1 - y), (y, height - 1 - x)
-    return np.stack(turns[quarters], axis=-1)
+    rotated = (x, y), (width - 1 - y, x), (width - 1 - x, height - 1 - y), (y, height - 1 - x)
+    return np.stack(rotated[quarters], axis=-1)
 
 
 # This many lines may all be mistaken for upside down.
-FEW = 3
+MAX_MISTAKEN_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,16 @@ def find_lines(
     """
     pixels = image.pixels
     boxes, crops, flipped = _turned_lines(pixels, detect, direction, times, max_lines)
-    if quarters := page_turn(boxes):
-        boxes, crops, flipped = _turned_lines(turned(pixels, quarters), detect, direction, times, max_lines)
+    if quarters := page_quarters(boxes):
+        boxes, crops, flipped = _turned_lines(rotate(pixels, quarters), detect, direction, times, max_lines)
         height, width = pixels.shape[:2]
         boxes = positions_before(boxes, (width, height), quarters)
-        if len(crops) <= FEW:
+        if len(crops) <= MAX_MISTAKEN_LINES:
             flipped = np.arange(len(crops))
     return FoundLines(
         np.concatenate([boxes, np.roll(boxes[flipped], 2, axis=1)]) * image.scale_xy,
         crops + [turned_around(crops[line]) for line in flipped],
-        {int(line): place for place, line in enumerate(flipped, len(crops))},
+        {int(line): index for index, line in enumerate(flipped, len(crops))},
     )
 
 
@@ -145,7 +145,7 @@ def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: Limit
     """
     times = StageTimes()
     image_lines = find_lines(UprightDecoder(limits)(encoded, times), detect, direction, times)
-    lines = [image_lines.crops[place] for place in reading_order(image_lines.boxes[: len(image_lines)])]
+    lines = [image_lines.crops[index] for index in reading_order(image_lines.boxes[: len(image_lines)])]
     return [stacked([line], width) for line in lines for _, width in batches([line.shape[1]])]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
-from nereid.tasks.task_outputs import Arrays, Comparison, Signals
+from nereid.tasks.task_outputs import Arrays, Comparison, QualitySignals
 
 # Maximum characters compared; a page of text has fewer.
 MAX_COMPARED = 4096
@@ -21,19 +21,19 @@ class ReadingOutputs:
     name: str = "read"
     outputs: tuple[str, ...] = (TEXT, CONFIDENCE, BOX)
 
-    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+    def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Return the character error rate, at most 1, and whether all lines are equal."""
-        old, new = _text(ours), _text(theirs)
+        old, new = _text(variant), _text(shadow)
         return Comparison(error_rate(old, new), old == new)
 
-    def signals(self, outputs: Arrays) -> Signals | None:
+    def signals(self, outputs: Arrays) -> QualitySignals | None:
         """Return the mean confidence of each image with lines, and the number of lines."""
         confidences = outputs[CONFIDENCE].ravel()
         if not np.isfinite(confidences).all():
             return None
         count = len(confidences)
         mean = [min(1.0, float(confidences.mean()))] if count else ()
-        return Signals(mean, found=[count], about={"lines": count})
+        return QualitySignals(mean, found=[count], attributes={"lines": count})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class FieldOutputs(ReadingOutputs):
 
     outputs: tuple[str, ...] = (TEXT, CONFIDENCE, BOX, FIELD)
 
-    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+    def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Return the character error rate over all lines, and whether all fields have the same values."""
-        distance = error_rate(_text(ours), _text(theirs))
-        return Comparison(distance, _values(ours) == _values(theirs))
+        distance = error_rate(_text(variant), _text(shadow))
+        return Comparison(distance, _values(variant) == _values(shadow))
 
 
 def error_rate(expected: str, got: str) -> float:
@@ -60,12 +60,12 @@ def edit_distance(expected: str, got: str) -> int:
     if expected == got:
         return 0
     columns = np.array([*map(ord, got)], np.int32)
-    places = np.arange(len(got) + 1)
-    row = places.copy()
-    for place, character in enumerate(expected, 1):
-        kept = np.minimum(row[:-1] + (columns != ord(character)), row[1:] + 1)
+    lengths = np.arange(len(got) + 1)
+    row = lengths.copy()
+    for length, character in enumerate(expected, 1):
+        costs = np.minimum(row[:-1] + (columns != ord(character)), row[1:] + 1)
         # Each inserted column costs 1: subtract that slope, take a running minimum, and add it back.
-        row = np.minimum.accumulate(np.concatenate(([place], kept)) - places) + places
+        row = np.minimum.accumulate(np.concatenate(([length], costs)) - lengths) + lengths
     return int(row[-1])
 
 
@@ -78,6 +78,6 @@ def _values(outputs: Arrays) -> dict[tuple[str, int], Any]:
     return {(field["name"], field.get("page", 1)): field["value"] for field in fields}
 
 
-def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> ReadingOutputs:
+def make_outputs(outputs: Sequence[str], class_names: Sequence[str]) -> ReadingOutputs:
     """Return the meaning of a reader's outputs, including fields if it has them."""
     return FieldOutputs() if FIELD in outputs else ReadingOutputs()

@@ -14,7 +14,7 @@ import numpy as np
 
 from nereid.base.contract import PAGE_SIZE
 from nereid.base.errors import InferenceFailed, InvalidImage
-from nereid.vision.imaging.formats.size import is_pdf
+from nereid.vision.imaging.formats.image_header import is_pdf
 
 # Longer side of a rendered page: A4 at 214 dpi, the resolution at which bars are searched for.
 SIDE_PX = 2500

@@ -87,18 +87,20 @@ def add_text(pdf: pypdfium2.PdfDocument, pages: Sequence[Mapping[str, Any]]) -> 
         for text, corners in about["lines"]:
             if not text or not all(map(math.isfinite, itertools.chain(*corners))):
                 continue
-            places = [_place(page, about["size_wh"], corner) for corner in corners]
-            sides = (f(xs) for f in (min, max) for xs in zip(*places, strict=True))
+            page_corners = [_to_page_position(page, about["size_wh"], corner) for corner in corners]
+            sides = (f(xs) for f in (min, max) for xs in zip(*page_corners, strict=True))
             if present.get_text_bounded(*sides).strip():  # the file already contains this line's text
                 continue
-            _insert(pdf, page, font, [codes[character] for character in text], places)
+            _insert(pdf, page, font, [codes[character] for character in text], page_corners)
         page.gen_content()
     target = io.BytesIO()
     pdf.save(target)
     return {}, target.getvalue()
 
 
-def _place(page: pypdfium2.PdfPage, size_wh: tuple[int, int], corner: Sequence[float]) -> tuple[float, float]:
+def _to_page_position(
+    page: pypdfium2.PdfPage, size_wh: tuple[int, int], corner: Sequence[float]
+) -> tuple[float, float]:
     """Convert a position on a rendered page to the page's own coordinates."""
     x, y = ctypes.c_double(), ctypes.c_double()
     raw.FPDF_DeviceToPage(page, 0, 0, *size_wh, 0, *map(round, corner), x, y)
@@ -110,9 +112,9 @@ def _insert(
     page: pypdfium2.PdfPage,
     font: Any,
     codes: Sequence[int],
-    places: Sequence[tuple[float, float]],
+    page_corners: Sequence[tuple[float, float]],
 ) -> None:
-    (left, top), _, (right, low), (x, y) = places
+    (left, top), _, (right, low), (x, y) = page_corners
     width = CHARACTER_WIDTH * len(codes)
     text = raw.FPDFPageObj_CreateTextObj(pdf, font, 1.0)
     raw.FPDFText_SetCharcodes(text, (ctypes.c_uint32 * len(codes))(*codes), len(codes))

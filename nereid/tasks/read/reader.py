@@ -97,11 +97,11 @@ class _File:
             if not is_end:
                 self.times.add("decode", begin_ns, time.time_ns())
 
-    def fail(self, error: Exception, number: int) -> None:
+    def fail(self, error: Exception, page_number: int) -> None:
         """Stop reading further pages because of an error on this one."""
         self.images.close()
-        if number > 1 and isinstance(error, InvalidImage):
-            error = InvalidImage(f"page {number}: {error.args[0]}")
+        if page_number > 1 and isinstance(error, InvalidImage):
+            error = InvalidImage(f"page {page_number}: {error.args[0]}")
         self.error = from_exception(error)
 
 
@@ -187,7 +187,7 @@ class TextReader:
         times = StageTimes()
         if isinstance(encoded, ServingError):
             return _File(check, networks, times, False, (_ for _ in ()), error=encoded)
-        times.begin(encoded)
+        times.record_start(encoded)
         is_probe = isinstance(encoded, ProbeImage)
         return _File(check, networks, times, is_probe, self._decode.pages(encoded, times))
 
@@ -227,9 +227,9 @@ class TextReader:
 
     def _recognise(self, pages: Sequence[_Page]) -> None:
         """Recognise the lines of several pages together, and add them to their files."""
-        places = [(page, line) for page in pages for line in range(len(page.found.crops))]
-        for group, width in batches([page.found.crops[line].shape[1] for page, line in places]):
-            self._recognise_group([places[index] for index in group], width)
+        lines = [(page, line) for page in pages for line in range(len(page.found.crops))]
+        for group, width in batches([page.found.crops[line].shape[1] for page, line in lines]):
+            self._recognise_group([lines[index] for index in group], width)
         for page in pages:
             if not page.file.error:
                 number = len(page.file.sizes_wh)
@@ -270,11 +270,11 @@ class TextReader:
             )
 
     def _lines(self, page: _Page) -> list[RecognisedLine]:
-        places = [_better(page, line) for line in range(len(page.found))]
-        boxes = page.found.boxes[places]
+        kept = [_better(page, line) for line in range(len(page.found))]
+        boxes = page.found.boxes[kept]
         lines = []
         for index in reading_order(boxes):
-            text, confidence, others = page.texts[places[index]]
+            text, confidence, others = page.texts[kept[index]]
             lines.append(RecognisedLine(text, confidence, boxes[index], others=others))
         return [
             line

@@ -21,7 +21,7 @@ from nereid.base.contract import (
     TEXT,
 )
 from nereid.tasks.read import PARTS, READ
-from nereid.tasks.task import IN_PROCESS, SERVED
+from nereid.tasks.task import AS_MODELS, IN_PROCESS
 
 BACKEND = READ.backend.name if READ.backend else ""
 MAX_PAGES = 1000
@@ -46,7 +46,7 @@ class ReadingSettings:
     detect_version: int
     direction: str
     direction_version: int
-    networks: str = SERVED
+    networks: str = AS_MODELS
     intra_op_thread_count: int = 0
     min_confidence: float = 0.5
     fields: str = ""
@@ -58,8 +58,8 @@ class ReadingSettings:
     max_image_side_px: int = 16_384
 
     def __post_init__(self) -> None:
-        if self.networks not in (IN_PROCESS, SERVED):
-            raise ValueError(f"networks: expected {IN_PROCESS} or {SERVED}, got '{self.networks}'")
+        if self.networks not in (IN_PROCESS, AS_MODELS):
+            raise ValueError(f"networks: expected {IN_PROCESS} or {AS_MODELS}, got '{self.networks}'")
         if not 0 <= self.min_confidence <= 1:
             raise ValueError(f"min_confidence: expected 0 to 1, got {self.min_confidence}")
         if not 1 <= self.max_lines <= MAX_LINES:
@@ -126,10 +126,10 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
         *(BARCODE_OUTPUTS if has_output(config, BARCODE) else ()),
         *(PAGE_OUTPUTS if has_output(config, PAGE) else ()),
     )
-    for side, wanted, given in (("input", INPUTS, config.inputs), ("output", outputs, config.outputs)):
+    for side, required, configured in (("input", INPUTS, config.inputs), ("output", outputs, config.outputs)):
         expected, got = (
             ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in tensors)
-            for tensors in (wanted, given)
+            for tensors in (required, configured)
         )
         if expected != got:
             yield f"expected the {side}s {expected}, got {got or 'none'}"
@@ -144,8 +144,8 @@ def fields_path(config: ModelConfig, settings: ReadingSettings) -> Path | None:
     """Return the file with the fields of a document; None if the reader has none."""
     if not settings.fields:
         return None
-    own = config.folder / str(config.version) / settings.fields
-    return own if own.exists() else config.folder / settings.fields
+    path = config.folder / str(config.version) / settings.fields
+    return path if path.exists() else config.folder / settings.fields
 
 
 def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
@@ -154,20 +154,24 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
     Args:
         part: one of PARTS.
     """
-    taken, returned = TENSORS[part]
+    input_tensor, output_tensors = TENSORS[part]
     if len(network.outputs) == MIN_OUTPUTS.get(part):
-        returned = returned[: MIN_OUTPUTS[part]]
+        output_tensors = output_tensors[: MIN_OUTPUTS[part]]
     if network.max_batch_size < 1:
         yield f"'{network.name}': expected max_batch_size 1 or more, got {network.max_batch_size}"
-    for side, wanted, given in (("inputs", [taken], network.inputs), ("outputs", returned, network.outputs)):
-        if len(wanted) != len(given) or not all(map(_takes, wanted, given)):
+    for side, required, configured in (
+        ("inputs", [input_tensor], network.inputs),
+        ("outputs", output_tensors, network.outputs),
+    ):
+        if len(required) != len(configured) or not all(map(_takes, required, configured)):
             kinds = (
-                ", ".join(tensor.type_and_dims for tensor in tensors) or "none" for tensors in (wanted, given)
+                ", ".join(tensor.type_and_dims for tensor in tensors) or "none"
+                for tensors in (required, configured)
             )
             yield "'{}', {} of '{}': expected {}, got {}".format(part, side, network.name, *kinds)
 
 
-def _takes(wanted: TensorSpec, given: TensorSpec) -> bool:
+def _takes(required: TensorSpec, tensor: TensorSpec) -> bool:
     """Return whether a tensor has the datatype, and leaves open every dim that varies between images."""
-    is_open = all(own == -1 for need, own in zip(wanted.dims, given.dims, strict=False) if need == -1)
-    return wanted.fits(given) and is_open
+    is_open = all(dim == -1 for need, dim in zip(required.dims, tensor.dims, strict=False) if need == -1)
+    return required.fits(tensor) and is_open

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices, change_file, rename_file
-from nereid.models.publish.intake.graph_edits import (
+from nereid.models.publish.importing.adaptation import Adapted, NetworkChoices, change_file, rename_file
+from nereid.models.publish.importing.graph_edits import (
     Activation,
     add_number,
     dims,
@@ -101,16 +101,16 @@ def _declare_input(model: Any) -> Iterator[str]:
     shape = dims(image) if image is not None else []
     fits = len(shape) == 4 and shape[1] in (-1, CHANNELS) and shape[2] in (-1, HEIGHT_PX) and shape[3] == -1
     if image is None or others or not fits or image.type.tensor_type.elem_type != TensorProto.FLOAT:
-        given = ", ".join(f"'{tensor.name}' {_describe(tensor)}" for tensor in inputs(model)) or "none"
+        got = ", ".join(f"'{tensor.name}' {_describe(tensor)}" for tensor in inputs(model)) or "none"
         raise WrongUsage(
             f"expected one input for lines of text, FP32 [N,{CHANNELS},{HEIGHT_PX},width] with any width, "
-            f"got {given}; fix: export the network with "
+            f"got {got}; fix: export the network with "
             + ("one FP32 input" if fits else f"a height of {HEIGHT_PX} and a variable width")
         )
-    for place, size in ((1, CHANNELS), (2, HEIGHT_PX)):
-        if shape[place] != size:
-            image.type.tensor_type.shape.dim[place].dim_value = size
-            yield f"dim {place} of input '{image.name}' is declared as {size}"
+    for axis, size in ((1, CHANNELS), (2, HEIGHT_PX)):
+        if shape[axis] != size:
+            image.type.tensor_type.shape.dim[axis].dim_value = size
+            yield f"dim {axis} of input '{image.name}' is declared as {size}"
 
 
 def _best_classes(model: Any) -> list[Any]:
@@ -133,10 +133,10 @@ def _classes(model: Any, output: str) -> Any:
     matches = [tensor for tensor in model.graph.output if output in ("", tensor.name)]
     if len(matches) == 1 and len(dims(matches[0])) == 3 and matches[0].type.tensor_type.elem_type in floats:
         return matches[0]
-    given = ", ".join(f"'{output.name}' {_describe(output)}" for output in model.graph.output)
+    got = ", ".join(f"'{output.name}' {_describe(output)}" for output in model.graph.output)
     raise WrongUsage(
         f"expected one output with the probabilities of characters, FP32 [N,steps,characters], or INT64 and "
-        f"FP32 [N,steps] of the best ones, got {given}; fix: name one with --output"
+        f"FP32 [N,steps] of the best ones, got {got}; fix: name one with --output"
     )
 
 
@@ -151,9 +151,9 @@ def _write_characters(
     model: Any, choices: NetworkChoices, classes: Classes, changes: list[str]
 ) -> tuple[str, ...]:
     """Write the characters to the metadata unless they are already there, and return them."""
-    own = characters_of(model)
-    characters = dictionary.choose(own, choices.labels, choices.labels_from, classes)
-    if characters != own:
+    existing = characters_of(model)
+    characters = dictionary.choose(existing, choices.labels, choices.labels_from, classes)
+    if characters != existing:
         others = [entry for entry in model.metadata_props if entry.key != KEY]
         del model.metadata_props[:]
         model.metadata_props.extend(others)
@@ -175,12 +175,12 @@ def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
         values = name
     top, top_index = (free_name(model, f"{values}_{name}") for name in ("top", "top_index"))
     nodes.append(top_k(model, values, [top, top_index], len(OUTPUTS)))
-    batch, steps = (scores.type.tensor_type.shape.dim[place].dim_param or None for place in (0, 1))
+    batch, steps = (scores.type.tensor_type.shape.dim[axis].dim_param or None for axis in (0, 1))
     del model.graph.output[:]
     for rank, pair in enumerate(OUTPUTS):
         at = add_number(model, f"rank_{rank}", rank)
-        for wanted, source, kind in zip(pair, (top_index, top), KINDS, strict=True):
-            name = free_name(model, wanted)
+        for preferred, source, kind in zip(pair, (top_index, top), KINDS, strict=True):
+            name = free_name(model, preferred)
             nodes.append(helper.make_node("Gather", [source, at], [name], axis=2))
             model.graph.output.append(helper.make_tensor_value_info(name, kind, [batch, steps]))
     model.graph.node.extend(nodes)

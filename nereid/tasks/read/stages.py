@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nereid.backends.triton.metrics import DURATIONS_S
-from nereid.base.metrics_page import MetricSpec, counter, tally
+from nereid.base.prometheus_text import MetricSpec, counter, counter_histogram
 from nereid.vision.imaging.decode import EncodedImage
 
 # Cause and next step if a stage is slow.
@@ -32,12 +32,12 @@ MEANINGS = {
 # Metrics by name without the prefix.
 PREFIX, LABELS = "nereid_reader_", ("model", "version")
 FAMILIES: Mapping[str, MetricSpec] = {
-    "stage_duration_seconds": tally(
+    "stage_duration_seconds": counter_histogram(
         "Seconds of a stage for one image; the recognition of lines of several images counts for each",
         (*DURATIONS_S, 4.0, 8.0),
         "stage",
     ),
-    "lines": tally("Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    "lines": counter_histogram("Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
     "missing_fields_total": counter(
         "Images on which a required field was not found, or its checksum does not hold", "field"
     ),
@@ -49,20 +49,20 @@ METRICS = PREFIX, LABELS, FAMILIES
 class StageTimes:
     """When the stages of one image ran, in ns since the Unix epoch, and facts from its header."""
 
-    __slots__ = ("_runs", "about")
+    __slots__ = ("_runs", "attributes")
 
     def __init__(self) -> None:
         self._runs: list[tuple[str, int, int]] = []
-        self.about: dict[str, Any] = {}
+        self.attributes: dict[str, Any] = {}
 
-    def begin(self, encoded: bytes) -> None:
+    def record_start(self, encoded: bytes) -> None:
         """Record the file size."""
-        self.about["bytes"] = len(encoded)
+        self.attributes["bytes"] = len(encoded)
 
-    def opened(self, image: EncodedImage) -> None:
+    def record_header(self, image: EncodedImage) -> None:
         """Record facts from the header."""
         width, height = image.size_wh
-        self.about |= {"format": image.format, "width": width, "height": height}
+        self.attributes |= {"format": image.format, "width": width, "height": height}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -87,6 +87,6 @@ class StageTimes:
     def spans(self) -> list[dict[str, Any]]:
         """Return the stage runs as spans; the first one carries the facts about the image."""
         return [
-            {"name": name, "begin": begin_ns, "end": end_ns, "about": {} if place else self.about}
-            for place, (name, begin_ns, end_ns) in enumerate(self._runs)
+            {"name": name, "begin": begin_ns, "end": end_ns, "about": {} if index else self.attributes}
+            for index, (name, begin_ns, end_ns) in enumerate(self._runs)
         ]

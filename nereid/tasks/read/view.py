@@ -48,24 +48,24 @@ def _flat(box: Corners) -> str:
 
 
 def _show_texts(result: Reading) -> None:
-    for number in range(1, max(len(result.pages), 1) + 1):
+    for page in range(1, max(len(result.pages), 1) + 1):
         if len(result.pages) > 1:
-            print(f"page {number}")
-        _show_page(_on_page(result, number))
+            print(f"page {page}")
+        _show_page(_on_page(result, page))
 
 
-def _on_page(result: Reading, number: int) -> Reading:
+def _on_page(result: Reading, page: int) -> Reading:
     return replace(
         result,
-        lines=tuple(line for line in result.lines if line.page == number),
-        fields=tuple(field for field in result.fields if field.page == number),
-        barcodes=tuple(barcode for barcode in result.barcodes if barcode.page == number),
+        lines=tuple(line for line in result.lines if line.page == page),
+        fields=tuple(field for field in result.fields if field.page == page),
+        barcodes=tuple(barcode for barcode in result.barcodes if barcode.page == page),
     )
 
 
 def _show_page(result: Reading) -> None:
     if result.lines:
-        rows = [(line.text, f"{line.confidence:.3f}", _place(line.box)) for line in result.lines]
+        rows = [(line.text, f"{line.confidence:.3f}", _format_box(line.box)) for line in result.lines]
         print_table("text", "confidence", "left, top", rows=rows)
     else:
         print("no text")
@@ -73,7 +73,7 @@ def _show_page(result: Reading) -> None:
         columns = ("field", "value", "confidence", "valid", "corrected", "proof", "carrier", "certain")
         print_table(*columns, rows=map(_field_cells, result.fields))
     if result.barcodes:
-        codes = [(code.text, code.symbology, _place(code.box)) for code in result.barcodes]
+        codes = [(code.text, code.symbology, _format_box(code.box)) for code in result.barcodes]
         print_table("barcode", "symbology", "left, top", rows=codes)
 
 
@@ -84,7 +84,7 @@ def _field_cells(field: Field) -> tuple[str, ...]:
     return field.name, field.value, f"{field.confidence:.3f}", _verdict(field), corrected, *_proof(field)
 
 
-def _place(box: Corners) -> str:
+def _format_box(box: Corners) -> str:
     return ", ".join(f"{min(side):.0f}" for side in zip(*box, strict=True))
 
 

@@ -15,7 +15,7 @@ from nereid.base.contract import MAX_IMAGE_BYTES
 from nereid.base.errors import InvalidImage
 from nereid.base.units import format_bytes
 from nereid.vision.imaging.formats import jpeg, png
-from nereid.vision.imaging.formats.size import TIFF_MAGIC
+from nereid.vision.imaging.formats.image_header import TIFF_MAGIC
 
 
 class Buffers:
@@ -201,18 +201,22 @@ def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Ima
     return ImageOps.exif_transpose(picture)
 
 
-def read_upright_size(encoded: bytes, limits: Limits, turns: bool = True) -> tuple[int, int]:
+def read_upright_size(encoded: bytes, limits: Limits, applies_orientation: bool = True) -> tuple[int, int]:
     """Return an image's width and height in pixels, reading only its header.
 
     Args:
-        turns: whether to apply the EXIF orientation; it is always applied to a TIFF.
+        applies_orientation: whether to apply the EXIF orientation; it is always applied to a TIFF.
 
     Raises:
         InvalidImage: as for `open_image`.
     """
     image = open_image(encoded, limits, is_header_enough=True)
     width, height = image.size_wh
-    return (height, width) if image.orientation > 4 and (turns or image.format == "TIFF") else (width, height)
+    return (
+        (height, width)
+        if image.orientation > 4 and (applies_orientation or image.format == "TIFF")
+        else (width, height)
+    )
 
 
 def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:

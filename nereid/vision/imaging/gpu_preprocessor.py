@@ -172,7 +172,7 @@ class GpuPreprocessor:
             self.release()
             decoded_ns = end_ns - round(cupy.cuda.get_elapsed_time(decoded, prepared) * 1e6)
         for times in self.times:
-            times.end(decoded_ns, end_ns)
+            times.record_end(decoded_ns, end_ns)
         return errors
 
     def enqueue(self, images: Sequence[bytes], slot: int, decoded: Any) -> list[ServingError | None]:
@@ -191,16 +191,16 @@ class GpuPreprocessor:
             raise InferenceFailed(f"expected at most {rows} images per batch, got {len(images)}")
         self.times = [ImageTimes() for _ in images]
         for times, encoded in zip(self.times, images, strict=True):
-            times.begin(encoded)
-        taken = self._decode_buffers[self._next_buffers]
-        taken.is_read.synchronize()
-        taken.owners = []
+            times.record_start(encoded)
+        buffers = self._decode_buffers[self._next_buffers]
+        buffers.is_read.synchronize()
+        buffers.owners = []
         with self.on_device():
             outcomes = self.decode(images)
             decoded.record(self.stream)
             self.resize([image.source if isinstance(image, Decoded) else None for image in outcomes], slot)
-            taken.is_read.record(self.stream)
-            taken.owners.append(outcomes)
+            buffers.is_read.record(self.stream)
+            buffers.owners.append(outcomes)
         self._next_buffers = (self._next_buffers + 1) % DECODE_BUFFER_COUNT
         return [outcome if isinstance(outcome, ServingError) else None for outcome in outcomes]
 
@@ -241,12 +241,12 @@ class GpuPreprocessor:
         opened = [self._open(encoded) for encoded in images]
         for times, image in zip(self.times, opened, strict=False):
             if isinstance(image, EncodedImage):
-                times.opened(image)
+                times.record_header(image)
         suited = {i: image for i, image in enumerate(opened) if _suits_gpu(image)}
         files = [image.encoded for image in suited.values() if isinstance(image, EncodedImage)]
         by_index = dict(zip(suited, self._decode_files(files), strict=True))
         return [
-            image if isinstance(image, ServingError) else self._place(image, by_index.get(i))
+            image if isinstance(image, ServingError) else self._to_decoded(image, by_index.get(i))
             for i, image in enumerate(opened)
         ]
 
@@ -280,15 +280,15 @@ class GpuPreprocessor:
     def _decode_files(self, files: list[bytes]) -> list[Any]:
         if not files:
             return []
-        kept = self._decode_buffers[self._next_buffers]
+        buffers = self._decode_buffers[self._next_buffers]
         streams = [nvimgcodec.CodeStream(file) for file in files]
-        reused = {"images": kept.images[: len(files)]} if len(files) <= len(kept.images) else {}
-        kept.owners.append(streams)
+        reused = {"images": buffers.images[: len(files)]} if len(files) <= len(buffers.images) else {}
+        buffers.owners.append(streams)
         surfaces = self._decoder.decode(streams, params=self._params, cuda_stream=self.stream.ptr, **reused)
         if all(surface is not None for surface in surfaces):
-            kept.keep(surfaces)
+            buffers.keep(surfaces)
         else:  # the other images' sizes may also have changed
-            kept.images, kept.sizes = [], []
+            buffers.images, buffers.sizes = [], []
         return list(surfaces)
 
     def _open(self, encoded: bytes) -> EncodedImage | ServingError:
@@ -297,7 +297,7 @@ class GpuPreprocessor:
         except Exception as error:  # a bad image must not fail the others
             return from_exception(error)
 
-    def _place(self, image: EncodedImage, surface: Any) -> Decoded | ServingError:
+    def _to_decoded(self, image: EncodedImage, surface: Any) -> Decoded | ServingError:
         width, height = image.size_wh
         if surface is not None and tuple(surface.shape) == (height, width, 3):
             pointer = surface.__cuda_array_interface__["data"][0]

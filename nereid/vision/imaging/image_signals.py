@@ -33,8 +33,8 @@ class ImageMeter:
         self._steps = max(1, height // SAMPLES), max(1, width // SAMPLES)
         order = (0, 1, 2) if transform.color_order == "RGB" else (2, 1, 0)
         self._red, self._blue = order.index(0), order.index(2)
-        self._weights = [LUMA[color] * transform.std[place] / 255 for place, color in enumerate(order)]
-        self._offset = sum(LUMA[color] * transform.mean[place] / 255 for place, color in enumerate(order))
+        self._weights = [LUMA[color] * transform.std[channel] / 255 for channel, color in enumerate(order)]
+        self._offset = sum(LUMA[color] * transform.mean[channel] / 255 for channel, color in enumerate(order))
 
     def __call__(self, encoded: bytes, image: EncodedImage, row: np.ndarray) -> None:
         """Measure one image unless it is a probe; a failure here never fails the request.
@@ -68,7 +68,7 @@ class ImageMeter:
         luma_around = luma - mean
         variance = float(luma_around @ luma_around) / count
         difference = float(np.abs(luma - next_luma).sum()) / count
-        red, blue = (self._mean(left, place) for place in (self._red, self._blue))
+        red, blue = (self._mean(left, channel) for channel in (self._red, self._blue))
         return {
             "brightness": max(0.0, mean + self._offset),
             "contrast": math.sqrt(variance),
@@ -84,9 +84,9 @@ class ImageMeter:
         luma += planes[2] * third
         return luma
 
-    def _mean(self, planes: np.ndarray, place: int) -> float:
-        level = float(planes[place].sum()) / planes[place].size
-        return float(max(0.0, level * self._transform.std[place] + self._transform.mean[place]))
+    def _mean(self, planes: np.ndarray, channel: int) -> float:
+        level = float(planes[channel].sum()) / planes[channel].size
+        return float(max(0.0, level * self._transform.std[channel] + self._transform.mean[channel]))
 
 
 def size_signals(size_wh: tuple[int, int]) -> dict[str, float]:

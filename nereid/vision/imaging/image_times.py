@@ -20,19 +20,19 @@ class ImageTimes:
         self._begin_ns = self._decoded_ns = self._end_ns = self.size_bytes = 0
         self.format, self.size_wh = "unknown", (0, 0)
 
-    def begin(self, encoded: bytes) -> None:
+    def record_start(self, encoded: bytes) -> None:
         """Record the start and the file size."""
         self._begin_ns, self.size_bytes = time.time_ns(), len(encoded)
 
-    def opened(self, image: "EncodedImage") -> None:
+    def record_header(self, image: "EncodedImage") -> None:
         """Record the format and size from the header."""
         self.format, self.size_wh = image.format, image.size_wh
 
-    def decoded(self) -> None:
+    def record_decoding(self) -> None:
         """Record the end of decoding."""
         self._decoded_ns = time.time_ns()
 
-    def end(self, decoded_ns: int = 0, end_ns: int = 0) -> None:
+    def record_end(self, decoded_ns: int = 0, end_ns: int = 0) -> None:
         """Record the end of the preparation.
 
         Args:
@@ -43,14 +43,14 @@ class ImageTimes:
 
     def spans(self) -> list[dict[str, Any]]:
         """Return the spans `decode` and `resize`; only the first if decoding failed."""
-        about = {
+        attributes = {
             "format": self.format,
             "bytes": self.size_bytes,
             "width": self.size_wh[0],
             "height": self.size_wh[1],
         }
         decoded_ns = self._decoded_ns or self._end_ns
-        spans = [{"name": "decode", "begin": self._begin_ns, "end": decoded_ns, "about": about}]
+        spans = [{"name": "decode", "begin": self._begin_ns, "end": decoded_ns, "about": attributes}]
         if self._decoded_ns:
             spans.append({"name": "resize", "begin": decoded_ns, "end": self._end_ns, "about": {}})
         return spans

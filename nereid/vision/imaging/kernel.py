@@ -54,10 +54,10 @@ def grid(transform: Transform, images: int) -> tuple[int, int, int]:
 def build_channels(transform: Transform) -> np.ndarray:
     """Return CHANNELS[1]: normalisation and position of R, G and B."""
     channels = np.zeros(1, CHANNELS)
-    for place, color in enumerate(transform.color_order):
-        mean, std = transform.mean[place], transform.std[place]
-        padding = (transform.pad_color[place] - mean) / std
-        channels["rgb"][0, "RGB".index(color)] = padding, mean, 1 / std, place
+    for position, color in enumerate(transform.color_order):
+        mean, std = transform.mean[position], transform.std[position]
+        padding = (transform.pad_color[position] - mean) / std
+        channels["rgb"][0, "RGB".index(color)] = padding, mean, 1 / std, position
     return channels
 
 

@@ -87,9 +87,9 @@ class Pipeline:
         errors = self._prepare(images_of(requests))
         outcomes, times = by_request(requests, errors, self.preprocessor.times)
         filled = 0
-        for place, rows in enumerate(outcomes):
+        for index, rows in enumerate(outcomes):
             if isinstance(rows, slice):
-                outcomes[place] = self._moved(rows, slice(filled, filled + rows.stop - rows.start))
+                outcomes[index] = self._moved(rows, slice(filled, filled + rows.stop - rows.start))
                 filled += rows.stop - rows.start
         return Batch(self.preprocessor.tensor[:filled], outcomes, times)
 

@@ -108,8 +108,8 @@ def _output(config: ModelConfig) -> dict[str, Any]:
     output = config.outputs[0]
     datatype = output.datatype.removeprefix("TYPE_")
     if datatype not in DATATYPES:
-        known = ", ".join(f"TYPE_{name}" for name in DATATYPES)
-        raise ValueError(f"output '{output.name}': expected one of {known}, got {output.datatype}")
+        datatypes = ", ".join(f"TYPE_{name}" for name in DATATYPES)
+        raise ValueError(f"output '{output.name}': expected one of {datatypes}, got {output.datatype}")
     is_last = config.parameters.get("layout") == "NHWC"
     expected = "[H, W, 3] for layout NHWC" if is_last else "[3, H, W] for layout NCHW"
     sizes = output.dims[:-1] if is_last else output.dims[1:]
@@ -118,36 +118,36 @@ def _output(config: ModelConfig) -> dict[str, Any]:
     return {"datatype": datatype, "height_px": sizes[0], "width_px": sizes[1]}
 
 
-def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
-    normalised = sorted(NORMALISATION & set(given))
+def _expand(parameters: Mapping[str, str], datatype: str) -> dict[str, str]:
+    normalised = sorted(NORMALISATION & set(parameters))
     if datatype == "UINT8" and normalised:
         raise ValueError(
             f"{normalised[0]} contradicts an output of TYPE_UINT8, whose pixels are not normalised"
         )
-    if "scale" in given and len(normalised) > 1:
+    if "scale" in parameters and len(normalised) > 1:
         raise ValueError(f"scale contradicts {' and '.join(name for name in normalised if name != 'scale')}")
-    parameters = _preset(given) | dict(given)
-    margin = next((name for name in ("pad_color", "pad_position") if name in given), "")
-    if margin and parameters.get("resize") != "letterbox":
+    expanded = _preset(parameters) | dict(parameters)
+    margin = next((name for name in ("pad_color", "pad_position") if name in parameters), "")
+    if margin and expanded.get("resize") != "letterbox":
         raise ValueError(
-            f"{margin} contradicts resize = {parameters.get('resize', 'shorter_side')}: expected letterbox"
+            f"{margin} contradicts resize = {expanded.get('resize', 'shorter_side')}: expected letterbox"
         )
     if datatype == "UINT8":
-        return {name: text for name, text in parameters.items() if name not in NORMALISATION}
-    if "scale" in parameters:
-        parameters["std"] = ", ".join([str(1 / _positive(parameters["scale"]))] * 3)
-    return parameters
+        return {name: text for name, text in expanded.items() if name not in NORMALISATION}
+    if "scale" in expanded:
+        expanded["std"] = ", ".join([str(1 / _positive(expanded["scale"]))] * 3)
+    return expanded
 
 
-def _preset(given: Mapping[str, str]) -> dict[str, str]:
-    name = given.get("preset")
+def _preset(parameters: Mapping[str, str]) -> dict[str, str]:
+    name = parameters.get("preset")
     if name is None:
         return {}
     if name not in PRESETS:
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got '{name}'")
-    replaced = {other for key in given for other in REPLACES.get(key, ())}
+    replaced = {other for key in parameters for other in REPLACES.get(key, ())}
     preset = {key: text for key, text in PRESETS[name].items() if key not in replaced}
-    if given.get("color_order") == "BGR":  # the presets list their numbers in the order R, G, B
+    if parameters.get("color_order") == "BGR":  # the presets list their numbers in the order R, G, B
         preset |= {
             key: ",".join(reversed(preset[key].split(","))) for key in ("mean", "std") if key in preset
         }

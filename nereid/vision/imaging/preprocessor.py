@@ -107,11 +107,11 @@ class CpuPreprocessor:
         self.tensor[target] = self.tensor[source].copy()
 
     def _prepare_one(self, encoded: bytes, row: np.ndarray, times: ImageTimes) -> ServingError | None:
-        times.begin(encoded)
+        times.record_start(encoded)
         image = None
         try:
             image = open_image(encoded, self._limits)
-            times.opened(image)
+            times.record_header(image)
             with self._budget.acquire(image.pixel_count):
                 if image.pixel_count > LARGE_PIXELS:
                     self._low_priority_pool.submit(self._run_transform, image, row, times).result()
@@ -122,14 +122,14 @@ class CpuPreprocessor:
         except Exception as error:  # a bad image must not fail the others
             return from_exception(error)
         finally:
-            times.end()
+            times.record_end()
             if image and image.pixel_count > LARGE_PIXELS:
                 del image
                 return_memory()
         return None
 
     def _run_transform(self, image: EncodedImage, row: np.ndarray, times: ImageTimes) -> None:
-        self._transform(image, row, self._buffers(), times.decoded)
+        self._transform(image, row, self._buffers(), times.record_decoding)
 
     def _buffers(self) -> Buffers:
         if not hasattr(self._per_thread, "buffers"):

@@ -151,9 +151,9 @@ def _taps(span: ResizeCrop, chosen: Filter, antialias: bool) -> tuple[np.ndarray
     highs = np.minimum((centers + support + 0.5).astype(np.int64), span.source)
     length = int((highs - lows).max())
     starts = np.minimum(lows, span.source - length)
-    places = starts[:, None] + np.arange(length)
-    weights = chosen.weight((places + 0.5 - centers[:, None]) / widened)
-    weights[(places < lows[:, None]) | (places >= highs[:, None])] = 0
+    positions = starts[:, None] + np.arange(length)
+    weights = chosen.weight((positions + 0.5 - centers[:, None]) / widened)
+    weights[(positions < lows[:, None]) | (positions >= highs[:, None])] = 0
     return starts, weights / weights.sum(1, keepdims=True)
 
 
@@ -164,8 +164,8 @@ def _inside(band: np.ndarray, lows: np.ndarray, extent: int) -> tuple[np.ndarray
     inside = band[:, :, :window].copy()
     for block in np.flatnonzero(moved != lows) if window == band.shape[2] else range(len(band)):
         inside[block] = 0
-        places = np.clip(lows[block] + np.arange(band.shape[2]), 0, extent - 1) - moved[block]
-        np.add.at(inside[block].T, places, band[block].T)
+        positions = np.clip(lows[block] + np.arange(band.shape[2]), 0, extent - 1) - moved[block]
+        np.add.at(inside[block].T, positions, band[block].T)
     return inside, moved
 
 
@@ -190,15 +190,15 @@ def estimate(shrink: int) -> np.ndarray:
     Source: ordinary kriging with a linear variogram; Cressie, Statistics for Spatial Data, 1993.
     """
     blocks = 2 * REACH + 1
-    places = np.arange(blocks * shrink, dtype=np.float64)
-    distances = np.abs(places[:, None] - places)
+    positions = np.arange(blocks * shrink, dtype=np.float64)
+    distances = np.abs(positions[:, None] - positions)
     average = np.kron(np.eye(blocks), np.full((1, shrink), 1 / shrink))
     system = np.ones((blocks + 1, blocks + 1))
     system[:blocks, :blocks] = average @ distances @ average.T
     system[blocks, blocks] = 0
-    wanted = np.ones((blocks + 1, shrink))
-    wanted[:blocks] = average @ distances[:, REACH * shrink : (REACH + 1) * shrink]
-    solution: np.ndarray = np.linalg.solve(system, wanted)[:blocks].T
+    targets = np.ones((blocks + 1, shrink))
+    targets[:blocks] = average @ distances[:, REACH * shrink : (REACH + 1) * shrink]
+    solution: np.ndarray = np.linalg.solve(system, targets)[:blocks].T
     return solution
 
 

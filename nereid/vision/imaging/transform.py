@@ -99,9 +99,9 @@ class Transform:
     decode_margin: float = 1.05
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got '{getattr(self, name)}'")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got '{getattr(self, name)}'")
         side_px, output = self.resize_shorter_px, f"{self.height_px} x {self.width_px}"
         if self.resize == "shorter_side" and side_px < max(self.height_px, self.width_px):
             raise ValueError(f"resize_shorter_px: expected at least the output's {output}, got {side_px}")
@@ -213,10 +213,10 @@ def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, 
     return Plan(shrink, rows, columns, turn, inside, has_margin)
 
 
-def _fit(source: int, ratio: float, wanted: int) -> Placement:
-    resized = min(wanted, max(1, round(source * ratio)))
-    return Placement(ResizeCrop(source, resized, 0, resized), at=(wanted - resized) // 2)
+def _fit(source: int, ratio: float, target: int) -> Placement:
+    resized = min(target, max(1, round(source * ratio)))
+    return Placement(ResizeCrop(source, resized, 0, resized), at=(target - resized) // 2)
 
 
-def _crop(source: int, resized: int, wanted: int) -> Placement:
-    return Placement(ResizeCrop(source, resized, round((resized - wanted) / 2), wanted))
+def _crop(source: int, resized: int, target: int) -> Placement:
+    return Placement(ResizeCrop(source, resized, round((resized - target) / 2), target))

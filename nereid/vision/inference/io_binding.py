@@ -121,8 +121,8 @@ class CudaGraphRuns:
         return results
 
     def _filled_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        fitting = [size for size in self._sizes if size >= shape[0]] if shape else []
-        return (fitting[0], *shape[1:]) if fitting else tuple(shape)
+        matches = [size for size in self._sizes if size >= shape[0]] if shape else []
+        return (matches[0], *shape[1:]) if matches else tuple(shape)
 
     def _run_once(
         self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], outputs: Sequence[str]
@@ -148,16 +148,16 @@ class CudaGraphRuns:
         shapes: Mapping[str, tuple[int, ...]],
         outputs: Sequence[str],
     ) -> _CapturedGraph:
-        taken = {name: self._xp.zeros(shapes[name], array.dtype) for name, array in inputs.items()}
-        returned = [self._xp.empty_like(array) for array in self._run_once(session, taken, outputs)]
+        buffers = {name: self._xp.zeros(shapes[name], array.dtype) for name, array in inputs.items()}
+        returned = [self._xp.empty_like(array) for array in self._run_once(session, buffers, outputs)]
         if self._sizes:
-            _check_rows(len(next(iter(taken.values()))), dict(zip(outputs, returned, strict=True)))
+            _check_rows(len(next(iter(buffers.values()))), dict(zip(outputs, returned, strict=True)))
         binding = session.io_binding()
-        for name, buffer in taken.items():
+        for name, buffer in buffers.items():
             self._bind_array(binding.bind_input, name, buffer)
         for name, buffer in zip(outputs, returned, strict=True):
             self._bind_array(binding.bind_output, name, buffer)
-        return _CapturedGraph(taken, returned, binding, _named_graph(str(len(self._recorded) + 1)))
+        return _CapturedGraph(buffers, returned, binding, _named_graph(str(len(self._recorded) + 1)))
 
     def _bind_array(self, bind: Any, name: str, array: Any) -> None:
         address = array.ctypes.data if self._device == "cpu" else array.data.ptr

@@ -71,8 +71,8 @@ def open_configured(config: ModelConfig, settings: SessionSettings) -> onnxrunti
     """
     path = path_of(config)
     if settings.sharing is not Sharing.OFF:
-        place = shared_weights.folder_of(config.folder, config.version)
-        return shared_weights.open_shared(path, place, settings, open_file)
+        folder = shared_weights.folder_of(config.folder, config.version)
+        return shared_weights.open_shared(path, folder, settings, open_file)
     if TENSORRT in dict(settings.providers):
         return _open_tensorrt(path, config, settings)
     return open_file(path, settings)
@@ -96,7 +96,7 @@ def describe_other(path: Path) -> tuple[str, str]:
         start = file.read(START_BYTES)
         file.seek(max(0, file.seek(0, os.SEEK_END) - START_BYTES))
         start += file.read(START_BYTES)  # an archive lists its files at the end
-    return next((what, fix) for pattern, what, fix in OTHER_FILES if re.match(pattern, start))
+    return next((kind, fix) for pattern, kind, fix in OTHER_FILES if re.match(pattern, start))
 
 
 def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
@@ -122,8 +122,8 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
 
 
 def _other(path: Path) -> str:
-    what, fix = describe_other(path)
-    return f" '{path.name}' is {what}; fix: {fix}"
+    kind, fix = describe_other(path)
+    return f" '{path.name}' is {kind}; fix: {fix}"
 
 
 def complete_config(

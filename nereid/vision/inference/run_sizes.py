@@ -18,8 +18,8 @@ def run_batch_size(config: ModelConfig) -> int:
     Raises:
         InvalidConfig: the parameter is not a number.
     """
-    given = max(0, parse_int(config.parameters.get(RUN_BATCH_SIZE, "0")))
-    return given if config.max_batch_size else 0
+    limit = max(0, parse_int(config.parameters.get(RUN_BATCH_SIZE, "0")))
+    return limit if config.max_batch_size else 0
 
 
 def max_run_rows(config: ModelConfig) -> int:
@@ -42,13 +42,13 @@ def warm_batch_sizes(config: ModelConfig, is_default: bool) -> list[int]:
         powers = [2**power for power in range(largest.bit_length()) if 2**power < largest]
         return [*powers, largest] if is_default else []
     text = config.parameters[WARM_BATCH_SIZES]
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdecimal() and 1 <= int(word) <= largest for word in words):
+    numbers = [number.strip() for number in text.split(",") if number.strip()]
+    if not all(number.isdecimal() and 1 <= int(number) <= largest for number in numbers):
         raise InvalidConfig(
             f"model '{config.name}', parameter {WARM_BATCH_SIZES}: expected numbers from 1 to {largest} "
             f"with commas, got '{text}'"
         )
-    return [int(word) for word in words]
+    return [int(number) for number in numbers]
 
 
 PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count")

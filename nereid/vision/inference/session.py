@@ -48,16 +48,16 @@ class SessionEvents:
     """Callbacks of a session; by default they do nothing.
 
     Args:
-        ran: called after each run, with its duration in seconds and its rows.
-        halved: called before a batch that did not fit into memory is run in two halves.
-        warmed: called after each warm-up at load, with its duration in seconds.
-        device_failed: called once, with the error text, when the session's device has failed.
+        on_run: called after each run, with its duration in seconds and its rows.
+        on_batch_halved: called before a batch that did not fit into memory is run in two halves.
+        on_warmup: called after each warm-up at load, with its duration in seconds.
+        on_device_failed: called once, with the error text, when the session's device has failed.
     """
 
-    ran: Callable[[float, int], None] = lambda seconds, rows: None
-    halved: Callable[[], None] = lambda: None
-    warmed: Callable[[float], None] = lambda seconds: None
-    device_failed: Callable[[str], None] = lambda reason: None
+    on_run: Callable[[float, int], None] = lambda seconds, rows: None
+    on_batch_halved: Callable[[], None] = lambda: None
+    on_warmup: Callable[[float], None] = lambda seconds: None
+    on_device_failed: Callable[[str], None] = lambda reason: None
 
 
 def zero_requests(config: ModelConfig, sizes: Sequence[int]) -> Iterator[Arrays]:
@@ -82,7 +82,7 @@ def _zeros(config: ModelConfig, tensor: TensorSpec, rows: int) -> np.ndarray:
     return np.full(shape, b"", dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
-Outcome = dict[str, Any] | ServingError
+RunOutcome = dict[str, Any] | ServingError
 Feed = Callable[[onnxruntime.InferenceSession, Arrays, Sequence[str], onnxruntime.RunOptions], list[Any]]
 Run = Callable[[Arrays, Sequence[str], int], list[Any]]
 
@@ -194,7 +194,7 @@ class Session:
                     f"model '{self._name}', run of {rows} row(s) of zeros at load: {error}; "
                     f"fix: other sizes in {WARM_BATCH_SIZES}, or an empty text"
                 ) from None
-            self._events.warmed(time.perf_counter() - start)
+            self._events.on_warmup(time.perf_counter() - start)
 
     def bind(self, name: str, tensors: Sequence[Any], outputs: Sequence[str]) -> gpu.BoundRuns:
         """Return runs over fixed memory on the session's stream; see `BoundRuns` for the arguments.
@@ -210,7 +210,7 @@ class Session:
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
             failure = error if isinstance(error, ServingError) else run_failure(error)
             raise InvalidConfig(f"model '{self._name}', run of zeros at load: {failure}") from None
-        self._events.warmed(time.perf_counter() - start)
+        self._events.on_warmup(time.perf_counter() - start)
         return bound
 
     def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
@@ -235,9 +235,9 @@ class Session:
         """Make every run fail from now on, as after a device failure; only the first call is reported."""
         if not self.device_failure:
             self.device_failure = reason
-            self._events.device_failed(reason)
+            self._events.on_device_failed(reason)
 
-    def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
+    def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[RunOutcome]:
         """Run several requests, joined into groups of at most `run_batch_size` rows.
 
         If a group fails, its requests are run one by one, so that only the request at fault fails.
@@ -255,7 +255,7 @@ class Session:
         if allowed and total > allowed:
             error = RuntimeFailed(f"batch size {total} for '{self._name}', max allowed is {allowed}")
             return [error] * len(requests)
-        outcomes: list[Outcome] = []
+        outcomes: list[RunOutcome] = []
         for group in self._groups(requests):
             outcomes += self._run_joined(group, outputs[len(outcomes) :][: len(group)])
         return outcomes
@@ -273,17 +273,22 @@ class Session:
         if group:
             yield group
 
-    def _run_joined(self, group: list[Arrays], wanted: Sequence[Sequence[str]]) -> list[Outcome]:
-        names = sorted(set().union(*wanted))
+    def _run_joined(self, group: list[Arrays], output_names: Sequence[Sequence[str]]) -> list[RunOutcome]:
+        names = sorted(set().union(*output_names))
         try:
             parts = self._run_group(group, names)
         except Exception:  # a bad request must not fail the others
-            return [self._run_alone(request, outputs) for request, outputs in zip(group, wanted, strict=True)]
-        return [{name: part[name] for name in outputs} for part, outputs in zip(parts, wanted, strict=True)]
+            return [
+                self._run_alone(request, outputs)
+                for request, outputs in zip(group, output_names, strict=True)
+            ]
+        return [
+            {name: part[name] for name in outputs} for part, outputs in zip(parts, output_names, strict=True)
+        ]
 
-    def _run_alone(self, request: Arrays, wanted: Sequence[str]) -> Outcome:
+    def _run_alone(self, request: Arrays, outputs: Sequence[str]) -> RunOutcome:
         try:
-            return self._run_group([request], [*wanted])[0]
+            return self._run_group([request], [*outputs])[0]
         except Exception as error:  # an exception that leaves `execute` fails the whole batch
             return from_exception(error)
 
@@ -300,7 +305,7 @@ class Session:
         except OutOfMemory:
             if not self._halves_batches or rows < 2:
                 raise
-        self._events.halved()
+        self._events.on_batch_halved()
         self._release_memory({name: array[:1] for name, array in inputs.items()}, outputs)
         return self._run_parts(self._run, inputs, outputs, rows, (rows + 1) // 2)
 
@@ -329,7 +334,7 @@ class Session:
     def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
         start = time.perf_counter()
         results = self._feed(inputs, outputs, next(self._run_options))
-        self._events.ran(time.perf_counter() - start, rows)
+        self._events.on_run(time.perf_counter() - start, rows)
         # Triton has no scalars, so they are returned with the config's dims.
         return [
             result if result.ndim else result.reshape(self._output_dims[name])

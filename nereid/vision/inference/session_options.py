@@ -16,7 +16,7 @@ import onnxruntime
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import SESSION_PREFIX, parse_bool, parse_int
-from nereid.base.config.server_flags import backend_settings, flag_values
+from nereid.base.config.server_flags import backend_config_values, flag_values
 from nereid.base.errors import InvalidConfig, onnxruntime_error_text
 from nereid.vision.inference import tensorrt
 from nereid.vision.inference.run_sizes import (
@@ -70,20 +70,20 @@ class BackendSettings:
     shares_weights: bool = False
 
     @classmethod
-    def from_command_line(cls, words: Sequence[str]) -> "BackendSettings":
-        """Read the words of `server_command_line`.
+    def from_command_line(cls, argv: Sequence[str]) -> "BackendSettings":
+        """Read the arguments of `server_command_line`.
 
         Raises:
             InvalidConfig: a value has the wrong type.
         """
-        flags = backend_settings(words, "onnxruntime")
+        flags = backend_config_values(argv, "onnxruntime")
         has_global_pool = parse_bool(flags.get("enable-global-threadpool", "0"))
         libraries = flags.get("allowed-op-libraries", "")
         return cls(
             default_max_batch_size=max(0, parse_int(flags.get("default-max-batch-size", "4"))),
             allowed_op_libraries=frozenset(Path(path).resolve() for path in libraries.split(":") if path),
             thread_counts={name: flags.get(name, "0") for name in PARAMETERS} if has_global_pool else {},
-            profile=["", *flag_values(words, "--model-config-name")][-1],
+            profile=["", *flag_values(argv, "--model-config-name")][-1],
             shares_weights=True,
         )
 
@@ -169,7 +169,8 @@ def session_settings(
     chosen, releasing = providers(config, onnxruntime.get_available_providers()), _releasing(config, options)
     if stream:
         chosen = tuple(
-            (name, {**given, USER_STREAM: str(stream)} if name == CUDA else given) for name, given in chosen
+            (name, {**provider_options, USER_STREAM: str(stream)} if name == CUDA else provider_options)
+            for name, provider_options in chosen
         )
     return SessionSettings(
         options=options,
@@ -292,14 +293,14 @@ def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]
         cuda[ENABLE_CUDA_GRAPH] = "1"
     device = {"device_id": str(config.device_id)}
     for accelerator in accelerators:
-        given = accelerator.get("parameters", {})
+        parameters = accelerator.get("parameters", {})
         if accelerator["name"] == "tensorrt":
-            choices.append((TENSORRT, tensorrt.options(config, given) | device))
+            choices.append((TENSORRT, tensorrt.options(config, parameters) | device))
         elif accelerator["name"] == "cuda":
-            for key in CUDA_BOOLEANS & given.keys():
-                parse_bool(given[key])
+            for key in CUDA_BOOLEANS & parameters.keys():
+                parse_bool(parameters[key])
             # NVIDIA's backend lets the deprecated values win; here the more specific value does.
-            cuda |= given
+            cuda |= parameters
         else:
             raise InvalidConfig(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
     return [*choices, (CUDA, cuda | device)]

@@ -61,12 +61,13 @@ def folder_of(model: Path, version: int) -> Path:
 
 
 def open_shared(
-    path: Path, place: Path, settings: SessionSettings, opener: Open
+    path: Path, copies_folder: Path, settings: SessionSettings, opener: Open
 ) -> onnxruntime.InferenceSession:
-    """Open the optimized, mapped form of the model file `path`; the first caller writes it to `place`.
+    """Open the optimized, mapped form of model file `path`; the first caller writes it to `copies_folder`.
 
     Raises:
-        InvalidConfig: `place` is not writable, the instance is not on a CPU, or the file cannot be opened.
+        InvalidConfig: `copies_folder` is not writable, the instance is not on a CPU, or the file cannot be
+            opened.
     """
     if [name for name, _ in settings.providers] != [CPU]:
         raise InvalidConfig(f"{SHARED_WEIGHTS}: expected {CPU} only, got {settings.providers[0][0]}")
@@ -74,12 +75,14 @@ def open_shared(
     try:
         with files.locked_folder(path.parent):
             # Also digest the files under the lock: they may change while this instance waits for it.
-            folder = place / _key(path, settings)
+            folder = copies_folder / _key(path, settings)
             if not folder.exists():
                 _write(path, folder, settings, opener)
             os.utime(folder)
     except OSError as error:
-        raise InvalidConfig(f"{SHARED_WEIGHTS}: expected a writable folder '{place}': {error}") from None
+        raise InvalidConfig(
+            f"{SHARED_WEIGHTS}: expected a writable folder '{copies_folder}': {error}"
+        ) from None
     # The written form is already optimized; optimizing it again would copy the mapped weights.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = opener(folder / MODEL, settings)

@@ -156,8 +156,8 @@ def sequence_controls(config: ModelConfig) -> list[TensorSpec]:
     controls = []
     for entry in config.document.get("sequence_batching", {}).get("control_input", ()):
         for control in entry.get("control", ()):
-            given = [key for key in ("int32", "fp32", "bool") if control.get(f"{key}_false_true")]
-            datatype = f"TYPE_{given[0].upper()}" if given else control["data_type"]
+            datatypes = [key for key in ("int32", "fp32", "bool") if control.get(f"{key}_false_true")]
+            datatype = f"TYPE_{datatypes[0].upper()}" if datatypes else control["data_type"]
             controls.append(TensorSpec(entry["name"], datatype, (1,), (1,)))
     return controls
 
@@ -188,66 +188,68 @@ def _entries(tensors: Mapping[str, NetworkTensor], is_batching: bool) -> list[di
     return entries
 
 
-def _allowed(what: str, name: str, tensors: Mapping[str, NetworkTensor]) -> NetworkTensor:
+def _allowed(side: str, name: str, tensors: Mapping[str, NetworkTensor]) -> NetworkTensor:
     if name not in tensors:
         allowed = ", ".join(sorted(tensors))
-        raise InvalidConfig(f"unexpected inference {what} '{name}', allowed {what}s are: {allowed}")
+        raise InvalidConfig(f"unexpected inference {side} '{name}', allowed {side}s are: {allowed}")
     return tensors[name]
 
 
-def _check_control(config: ModelConfig, control: TensorSpec, found: NetworkTensor | None) -> None:
-    if found is None:
+def _check_control(config: ModelConfig, control: TensorSpec, network_tensor: NetworkTensor | None) -> None:
+    if network_tensor is None:
         raise InvalidConfig(
             f"configuration specified sequence control '{control.name}', but model does not provide that "
             "input"
         )
-    dims = found.shape[1:] if config.max_batch_size else found.shape
+    dims = network_tensor.shape[1:] if config.max_batch_size else network_tensor.shape
     problem = f"unable to load model '{config.name}', sequence control '{control.name}'"
     if dims != (1,):
         raise InvalidConfig(f"{problem} in model has dims {_printed(dims)} but dims [1] is expected")
-    if found.datatype != control.datatype:
+    if network_tensor.datatype != control.datatype:
         raise InvalidConfig(
-            f"{problem}, the model expects data-type {found.element.upper()} but the model configuration "
-            f"specifies data-type {control.datatype}"
+            f"{problem}, the model expects data-type {network_tensor.element.upper()} but the model "
+            f"configuration specifies data-type {control.datatype}"
         )
 
 
-def _check_input(config: ModelConfig, tensor: TensorSpec, found: NetworkTensor) -> None:
+def _check_input(config: ModelConfig, tensor: TensorSpec, network_tensor: NetworkTensor) -> None:
     problem = f"unable to load model '{config.name}',"
     if tensor.is_optional and config.max_batch_size:
         raise InvalidConfig(
             f"{problem} optional input '{tensor.name}' is not supported for models that support batching"
         )
-    _check_datatype(config, "input", tensor, found)
+    _check_datatype(config, "input", tensor, network_tensor)
     if tensor.is_ragged and tensor.is_optional:
         raise InvalidConfig(
             f"{problem} configuration expects model provides input with shape [-1] for ragged input "
             f"'{tensor.name}', which is not supported for optional input"
         )
     if tensor.is_ragged:
-        if found.shape != (-1,):
+        if network_tensor.shape != (-1,):
             raise InvalidConfig(
                 f"{problem} configuration expects model provides input with shape [-1]  for ragged input "
-                f"'{tensor.name}', model provides {_printed(found.shape)}"
+                f"'{tensor.name}', model provides {_printed(network_tensor.shape)}"
             )
     else:
-        _check_shape(config, tensor, found.shape, is_exact=False)
+        _check_shape(config, tensor, network_tensor.shape, is_exact=False)
 
 
-def _check_datatype(config: ModelConfig, what: str, tensor: TensorSpec, found: NetworkTensor) -> None:
-    if found.datatype == "TYPE_INVALID":
+def _check_datatype(
+    config: ModelConfig, side: str, tensor: TensorSpec, network_tensor: NetworkTensor
+) -> None:
+    if network_tensor.datatype == "TYPE_INVALID":
         raise InvalidConfig(
-            f"model '{config.name}', {what} '{tensor.name}': expected a datatype of Triton's ONNX Runtime "
-            f"backend, got {found.provided} from the network; fix: convert it to FP32 in the network"
+            f"model '{config.name}', {side} '{tensor.name}': expected a datatype of Triton's ONNX Runtime "
+            f"backend, got {network_tensor.provided} from the network; fix: convert it to FP32 in the network"
         )
     if tensor.datatype not in DATATYPES.values():
         raise InvalidConfig(
-            f"unsupported datatype {tensor.datatype} for {what} '{tensor.name}' for model '{config.name}'"
+            f"unsupported datatype {tensor.datatype} for {side} '{tensor.name}' for model '{config.name}'"
         )
-    if tensor.datatype != found.datatype:
+    if tensor.datatype != network_tensor.datatype:
         raise InvalidConfig(
             f"unable to load model '{config.name}', configuration expects datatype {tensor.datatype} for "
-            f"{what} '{tensor.name}', model provides {found.provided}"
+            f"{side} '{tensor.name}', model provides {network_tensor.provided}"
         )
 
 

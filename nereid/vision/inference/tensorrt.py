@@ -43,7 +43,7 @@ _TEXTS = """
 INTEGERS, BOOLEANS, TEXTS = (frozenset(names.split()) for names in (_INTEGERS, _BOOLEANS, _TEXTS))
 
 
-def options(config: ModelConfig, given: Mapping[str, str]) -> dict[str, str]:
+def options(config: ModelConfig, parameters: Mapping[str, str]) -> dict[str, str]:
     """Return the provider's options for the parameters of an accelerator.
 
     Without profile shapes, one engine serves every batch size; see `_profile`.
@@ -51,12 +51,12 @@ def options(config: ModelConfig, given: Mapping[str, str]) -> dict[str, str]:
     Raises:
         InvalidConfig: a parameter is unknown, or its value is invalid.
     """
-    return _profile(config, given) | _options(given)
+    return _profile(config, parameters) | _options(parameters)
 
 
-def _options(given: Mapping[str, str]) -> dict[str, str]:
+def _options(parameters: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
-    for key, value in given.items():
+    for key, value in parameters.items():
         if key == "precision_mode":
             if value not in PRECISIONS:
                 raise InvalidConfig(f"unsupported precision mode '{value}' is requested")
@@ -74,7 +74,7 @@ def _options(given: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _profile(config: ModelConfig, given: Mapping[str, str]) -> dict[str, str]:
+def _profile(config: ModelConfig, parameters: Mapping[str, str]) -> dict[str, str]:
     """Return profile shapes from one row to the largest run.
 
     Empty if the config sets any, does not batch, or has variable dims. TensorRT then builds an engine at the
@@ -83,7 +83,7 @@ def _profile(config: ModelConfig, given: Mapping[str, str]) -> dict[str, str]:
     shapes = {f"trt_profile_{bound}_shapes" for bound in ("min", "opt", "max")}
     dims = [dim for tensor in config.inputs for dim in tensor.network_dims]
     is_known = bool(dims) and all(dim > 0 for dim in dims)
-    if shapes & given.keys() or not config.max_batch_size or not is_known:
+    if shapes & parameters.keys() or not config.max_batch_size or not is_known:
         return {}
     rows = {"min": 1, "opt": max_run_rows(config), "max": max_run_rows(config)}
     return {
@@ -108,9 +108,9 @@ def with_engine_cache(options: Mapping[str, str], config: ModelConfig, path: Pat
     Raises:
         InvalidConfig: the folder cannot be written.
     """
-    words = (onnxruntime.__version__, *(f"{key}={options[key]}" for key in sorted(options)))
-    place = version_state.folder_of(config.folder, config.version, FOLDER)
-    folder = place / version_state.digest(path, *words)
+    parts = (onnxruntime.__version__, *(f"{key}={options[key]}" for key in sorted(options)))
+    parent = version_state.folder_of(config.folder, config.version, FOLDER)
+    folder = parent / version_state.digest(path, *parts)
     defaults = {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": str(folder),
@@ -120,7 +120,7 @@ def with_engine_cache(options: Mapping[str, str], config: ModelConfig, path: Pat
     if not parse_bool(options.get("trt_engine_cache_enable", "1")):
         return dict(options)
     try:
-        version_state.remove_old(place)
+        version_state.remove_old(parent)
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
     except OSError as error:

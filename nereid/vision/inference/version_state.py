@@ -8,7 +8,7 @@ from pathlib import Path
 from nereid.base import files
 
 # A folder that no instance has opened for this long belongs to obsolete files, versions or options.
-KEPT_S = 30 * 86_400
+MAX_UNUSED_AGE_S = 30 * 86_400
 
 
 def folder_of(model: Path, version: int, kind: str) -> Path:
@@ -16,10 +16,10 @@ def folder_of(model: Path, version: int, kind: str) -> Path:
     return files.state_folder(model.parent) / kind / model.name / str(version)
 
 
-def digest(path: Path, *words: str) -> str:
-    """Return a digest of `words` and of the folder of the ONNX file `path`, external data included."""
+def digest(path: Path, *parts: str) -> str:
+    """Return a digest of `parts` and of the folder of the ONNX file `path`, external data included."""
     hasher = hashlib.blake2b(digest_size=16)
-    hasher.update("\0".join([path.name, *words]).encode())
+    hasher.update("\0".join([path.name, *parts]).encode())
     for entry in sorted(path.parent.rglob("*")):
         if entry.is_file():
             with entry.open("rb") as file:
@@ -28,12 +28,12 @@ def digest(path: Path, *words: str) -> str:
     return hasher.hexdigest()
 
 
-def remove_old(place: Path, suffix: str = "") -> None:
-    """Remove the folders in `place` that no instance has opened for `KEPT_S`, and those with this suffix.
+def remove_old(parent: Path, suffix: str = "") -> None:
+    """Remove the folders in `parent` unopened for `MAX_UNUSED_AGE_S`, and those with this suffix.
 
     Raises:
         OSError: a folder cannot be removed.
     """
-    for folder in place.iterdir() if place.exists() else ():
-        if (suffix and folder.suffix == suffix) or time.time() - folder.stat().st_mtime > KEPT_S:
+    for folder in parent.iterdir() if parent.exists() else ():
+        if (suffix and folder.suffix == suffix) or time.time() - folder.stat().st_mtime > MAX_UNUSED_AGE_S:
             shutil.rmtree(folder)

@@ -17,13 +17,13 @@ TASKS = (
             help="Segment images on a running server.", csv="Print one row per image, with its classes."
         ),
         entry_points={
-            "outputs": "segment.outputs:outputs_of",
+            "outputs": "segment.outputs:make_outputs",
             "result": "segment.result:MASKS",
             "client": "segment.client:Segmenter",
             "async_client": "segment.client:AsyncSegmenter",
             "view": "segment.view:VIEW",
             "endpoint": "segment.endpoint:ENDPOINT",
-            "intake": "segment.intake:Segmentation",
+            "importer": "segment.importer:Segmentation",
             "examination": "segment.examination:MaskExamination",
         },
         public={"client": ("Segmenter", "AsyncSegmenter"), "result": ("Mask",)},

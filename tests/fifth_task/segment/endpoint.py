@@ -14,7 +14,7 @@ class SegmentAnswer(Answered):
     timings_ms: TimingsMs
 
 
-def _values(result: Mask, given: Mapping[str, str]) -> tuple[list[list[int]]]:
+def _values(result: Mask, parameters: Mapping[str, str]) -> tuple[list[list[int]]]:
     return (result.classes.tolist(),)
 
 

@@ -8,9 +8,9 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import (
     Arrays,
     ExaminationRequest,
+    FirstRun,
     NetworkInput,
     OutputChange,
-    Survey,
     golden_samples,
     image_pair,
     is_close,
@@ -37,10 +37,10 @@ class MaskExamination:
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> Survey:
+    ) -> FirstRun:
         """Return the classes in each image."""
         masks = (next(iter(arrays.values())) for arrays in outputs)
-        return Survey(can_batch, results=tuple(tuple(map(int, np.unique(mask))) for mask in masks))
+        return FirstRun(can_batch, results=tuple(tuple(map(int, np.unique(mask))) for mask in masks))
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,19 +15,19 @@ class MaskOutputs:
     name: str = "segment"
     outputs: tuple[str, ...] = ("mask",)
 
-    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+    def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Return the part of the pixels whose classes differ."""
-        old, new = ours["mask"], theirs["mask"]
+        old, new = variant["mask"], shadow["mask"]
         if old.shape != new.shape:
             raise Incomparable(f"expected masks {list(old.shape)}, got {list(new.shape)}")
         distance = float((old != new).mean())
         return Comparison(distance, distance < 0.01)
 
-    def signals(self, outputs: Arrays) -> Signals:
+    def signals(self, outputs: Arrays) -> QualitySignals:
         """Return the number of classes in each mask."""
-        return Signals(found=[len(np.unique(mask)) for mask in outputs["mask"]])
+        return QualitySignals(found=[len(np.unique(mask)) for mask in outputs["mask"]])
 
 
-def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> MaskOutputs:
+def make_outputs(outputs: Sequence[str], class_names: Sequence[str]) -> MaskOutputs:
     """Return the meaning of the output `mask`."""
     return MaskOutputs()

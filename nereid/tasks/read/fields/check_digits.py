@@ -35,7 +35,7 @@ class Checksum:
     """
 
     holds: Callable[[str], bool]
-    covers: Callable[[int, int], bool] = lambda place, length: True
+    covers: Callable[[int, int], bool] = lambda position, length: True
     chance: float = 0.1
 
 
@@ -169,8 +169,8 @@ def _weighted(digits: str, weights: Sequence[int]) -> int:
 
 CHECKSUMS: Mapping[str, Checksum] = {
     # 249 of the 676 letter pairs are countries.
-    "upu_s10": Checksum(upu_s10, lambda place, length: 2 <= place < length - 2, chance=0.1 * 249 / 676),
-    "ups_1z": Checksum(ups_1z, lambda place, length: place >= 2),
+    "upu_s10": Checksum(upu_s10, lambda position, length: 2 <= position < length - 2, chance=0.1 * 249 / 676),
+    "ups_1z": Checksum(ups_1z, lambda position, length: position >= 2),
     "gs1": Checksum(gs1),
     "fedex_12": Checksum(fedex_12),
     "luhn": Checksum(luhn),

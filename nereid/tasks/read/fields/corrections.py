@@ -17,7 +17,7 @@ from nereid.tasks.read.fields.specification import (
     CarrierFormat,
     Format,
     is_repeated,
-    judge,
+    parse_value,
     shapes_by_length,
 )
 
@@ -34,7 +34,7 @@ LETTER_CORRECTED, DIGIT_CORRECTED = -1.0, -2.0
 # The page names the carrier, or only other carriers.
 NAMED, OTHERS_NAMED = 1.5, -0.5
 # If formats differ by less than this, the first one wins.
-ALIKE = 0.5
+MIN_EVIDENCE_GAP = 0.5
 # Letters that fonts draw like a digit. A digit is never replaced by another digit: a check digit shows
 # that one is wrong, but not which one.
 _LIKE_DIGIT = {
@@ -116,7 +116,7 @@ def read_number(
     if not matches:
         return None
     most = max(match.evidence for match in matches)
-    best = next(match for match in matches if match.evidence > most - ALIKE)
+    best = next(match for match in matches if match.evidence > most - MIN_EVIDENCE_GAP)
     size = len(best.reading.corrections)
     ties = [match.reading for match in matches if len(match.reading.corrections) == size]
     rivals = {tie.value for tie in ties if tie.valid}
@@ -133,12 +133,12 @@ def _naming(carrier: Carrier | None, named: frozenset[str]) -> float:
 
 def _read(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
     shapes, kinds = shapes_by_length(form).get(len(text), ()), tuple(map(str.isdigit, text))
-    if judgement := judge(form, text):
+    if judgement := parse_value(form, text):
         rarity = min((value for shape in shapes if (value := _rarity(shape, kinds)) is not None), default=0.0)
         evidence = rarity + _proof(form, judgement[1])
-        given = NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
-        proven = _proven(text, form, swaps) if given.valid is False else None
-        return proven if proven and proven.valid else given
+        reading = NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
+        proven = _proven(text, form, swaps) if reading.valid is False else None
+        return proven if proven and proven.valid else reading
     return _with_letters(text, shapes, kinds) if form.checksum == "none" else _proven(text, form, swaps)
 
 
@@ -172,13 +172,13 @@ def _proven(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
 def _swaps(text: str, others: str) -> Swaps:
     """Return each choice of no, one and two characters to replace by the second most probable ones."""
     doubtful = [
-        place
-        for place, (own, other) in enumerate(zip(text, others, strict=False))
-        if other.isascii() and other.isalnum() and other.upper() != own.upper()
+        index
+        for index, (character, other) in enumerate(zip(text, others, strict=False))
+        if other.isascii() and other.isalnum() and other.upper() != character.upper()
     ]
     counts = range(1 + MAX_SWAPPED if len(doubtful) <= MAX_DOUBTFUL else 1)
     return [
-        [{place: others[place].upper() for place in places} for places in combinations(doubtful, count)]
+        [{index: others[index].upper() for index in indices} for indices in combinations(doubtful, count)]
         for count in counts
     ]
 
@@ -236,8 +236,10 @@ def _rarity(shape: Shape, kinds: tuple[bool, ...]) -> float | None:
         if not share:
             return None
         rarity -= log10(share)
-    own = [accepted <= DIGITS for accepted, *_ in shape]
-    return rarity + CHANGE * min(sum(one != other for one, other in pairwise(mask)) for mask in (kinds, own))
+    digits_only = [accepted <= DIGITS for accepted, *_ in shape]
+    return rarity + CHANGE * min(
+        sum(one != other for one, other in pairwise(mask)) for mask in (kinds, digits_only)
+    )
 
 
 @cache
@@ -258,12 +260,12 @@ def _corrected(
     """
     options: list[str] = []
     wrong = position = 0
-    for place, (character, (accepted, _, is_checked)) in enumerate(zip(text, shape, strict=True)):
-        if place in swapped:
+    for index, (character, (accepted, _, is_checked)) in enumerate(zip(text, shape, strict=True)):
+        if index in swapped:
             wrong += 1
-            if wrong > MAX_CORRECTED or swapped[place] not in accepted:
+            if wrong > MAX_CORRECTED or swapped[index] not in accepted:
                 return
-            options.append(swapped[place])
+            options.append(swapped[index])
         elif character.upper() in accepted:
             options.append(character.upper())
         else:
@@ -275,13 +277,13 @@ def _corrected(
                 return
             options.append(fitting)
         position += is_checked
-    places = [place for place, (_, is_value, _) in enumerate(shape) if is_value]
+    indices = [index for index, (_, is_value, _) in enumerate(shape) if is_value]
     for chosen in product(*options):
-        value = "".join(chosen[place] for place in places)
+        value = "".join(chosen[index] for index in indices)
         checked = "".join(glyph for glyph, (*_, is_checked) in zip(chosen, shape, strict=True) if is_checked)
         corrections = tuple(
-            CharacterCorrection(position, text[place], chosen[place])
-            for position, place in enumerate(places)
-            if text[place].upper() != chosen[place]
+            CharacterCorrection(position, text[index], chosen[index])
+            for position, index in enumerate(indices)
+            if text[index].upper() != chosen[index]
         )
         yield value, checked, corrections

@@ -10,7 +10,7 @@ import numpy as np
 
 from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.corrections import CharacterCorrection, Match, NumberReading, read_number
-from nereid.tasks.read.fields.labels import Labels, Nearness
+from nereid.tasks.read.fields.labels import FieldLabels, Nearness
 from nereid.tasks.read.fields.rows import Row, continued, row_of_barcode, rows_of
 from nereid.tasks.read.fields.shapes import VALUE
 from nereid.tasks.read.fields.specification import (
@@ -298,7 +298,7 @@ def find_candidates(
 def _candidates(
     rows: Sequence[Row], codes: Sequence[Row], is_continued: tuple[np.ndarray, np.ndarray], rule: FieldRule
 ) -> Mapping[Span, FieldCandidate]:
-    labels, (goes_on, has_begun) = Labels(rows, rule), is_continued
+    labels, (goes_on, has_begun) = FieldLabels(rows, rule), is_continued
     barcode_parts = frozenset(part for row in codes for part in _said(row.text))
     candidates: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
@@ -382,7 +382,7 @@ def _joined(found: Mapping[Span, FieldCandidate], is_open: bool) -> Mapping[Span
         value = code.reading.value
         if key in texts or any(number in value for number in agreed):
             continue
-        misread = [place for place in doubtful if _is_misread(texts[place].reading.value, value)]
+        misread = [span for span in doubtful if _is_misread(texts[span].reading.value, value)]
         for span in misread:
             kept.pop(span, None)
         if misread:

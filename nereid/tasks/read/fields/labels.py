@@ -10,7 +10,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from nereid.tasks.read.fields.rows import Place, Row
+from nereid.tasks.read.fields.rows import Row, TextRectangle
 from nereid.tasks.read.fields.specification import FieldRule, carrier_formats, label_expression
 from nereid.tasks.read.outputs import edit_distance
 
@@ -60,7 +60,7 @@ class Nearness:
         return bool(np.isfinite(self.distance))
 
 
-class Labels:
+class FieldLabels:
     """A field's labels on a page.
 
     Attributes:
@@ -71,29 +71,29 @@ class Labels:
     def __init__(self, rows: Sequence[Row], rule: FieldRule) -> None:
         self._ends: dict[int, list[int]] = {}
         self._is_number = any(form.joined for form, _ in carrier_formats(rule))
-        places: dict[str, list[_Corners]] = {OWN: [], CUT: [], OTHERS: []}
+        rectangles: dict[str, list[_Corners]] = {OWN: [], CUT: [], OTHERS: []}
         long = _long_labels((*rule.labels, *rule.other_labels))
         for number, row in enumerate(rows):
             for start, end, kind in _labels_of(row, rule, long):
                 self._ends.setdefault(number, []).append(end)
-                places[kind].append(_corners(row, start, end, self._is_number))
+                rectangles[kind].append(_corners(row, start, end, self._is_number))
         self._own, self._cut, self._other = (
-            np.array(corners[:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for corners in places.values()
+            np.array(corners[:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for corners in rectangles.values()
         )
         self.has_own = bool(len(self._own) or len(self._cut))
         carriers = {
             carrier.name: label_expression(carrier.labels) for carrier in rule.carriers if carrier.labels
         }
         self.named = frozenset(
-            name for name, words in carriers.items() if any(words.search(row.text) for row in rows)
+            name for name, pattern in carriers.items() if any(pattern.search(row.text) for row in rows)
         )
         self._names = [carriers[name] for name in self.named]
 
     def nearness(self, row: Row, number: int, start: int, end: int) -> Nearness:
         """Return what the labels say about part of a row."""
-        place = row.place(start, end)
-        clear, cut = _distance(self._own, place), _distance(self._cut, place)
-        distance, other = min(clear, cut), _distance(self._other, place)
+        rectangle = row.rectangle(start, end)
+        clear, cut = _distance(self._own, rectangle), _distance(self._cut, rectangle)
+        distance, other = min(clear, cut), _distance(self._other, rectangle)
         if other < distance:
             return Nearness(evidence=OTHER)
         if not np.isfinite(distance):
@@ -171,11 +171,17 @@ def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:
     is_heading = not any(map(str.isalnum, row.text[end:last])) and not any(
         map(str.isdigit, row.text[first:start])
     )
-    place = row.place(first if is_heading else start, end)
-    return place.left, place.top, place.right, place.bottom, not (is_number and _VALUE.search(row.text, end))
+    rectangle = row.rectangle(first if is_heading else start, end)
+    return (
+        rectangle.left,
+        rectangle.top,
+        rectangle.right,
+        rectangle.bottom,
+        not (is_number and _VALUE.search(row.text, end)),
+    )
 
 
-def _distance(labels: np.ndarray, place: Place) -> float:
+def _distance(labels: np.ndarray, rectangle: TextRectangle) -> float:
     """Return the distance of a value from the nearest label to its left or above it, in text heights.
 
     Args:
@@ -184,14 +190,14 @@ def _distance(labels: np.ndarray, place: Place) -> float:
     if not len(labels):
         return np.inf
     left, top, right, bottom, is_open = labels.T
-    height = np.maximum(bottom - top, place.height)
-    offset = np.abs((top + bottom) / 2 - (place.top + place.bottom) / 2) / height
-    gap = (place.left - right) / height
+    height = np.maximum(bottom - top, rectangle.height)
+    offset = np.abs((top + bottom) / 2 - (rectangle.top + rectangle.bottom) / 2) / height
+    gap = (rectangle.left - right) / height
     is_right = (gap >= -0.5) & (gap <= REACH_RIGHT) & (offset <= 0.6)
-    below = (place.top - bottom) / height
-    shift = np.maximum(np.maximum(left - place.right, place.left - right), 0) / height
+    below = (rectangle.top - bottom) / height
+    shift = np.maximum(np.maximum(left - rectangle.right, rectangle.left - right), 0) / height
     is_below = (below >= -0.5) & (below <= REACH_BELOW) & (shift <= REACH_BELOW)
-    is_below &= (place.left >= left - 4 * height) & (is_open > 0)
+    is_below &= (rectangle.left >= left - 4 * height) & (is_open > 0)
     distances = np.where(is_right, np.maximum(gap, 0) / 4 + offset, np.inf)
-    under = np.maximum(below, 0) + shift / 2 + np.abs(place.left - left) / height / 20 + BELOW_PENALTY
+    under = np.maximum(below, 0) + shift / 2 + np.abs(rectangle.left - left) / height / 20 + BELOW_PENALTY
     return float(np.minimum(distances, np.where(is_below, under, np.inf)).min())

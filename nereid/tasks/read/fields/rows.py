@@ -26,7 +26,7 @@ MIN_CONTAINED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextRectangle:
     """A rectangle along the page's text, in pixels; the page is rotated so that its text is level."""
 
     left: float
@@ -97,10 +97,10 @@ class Row:
         """Return the corners float32[4, 2] of a part in the image."""
         return self._corners(start, end, "box")
 
-    def place(self, start: int, end: int) -> Place:
+    def rectangle(self, start: int, end: int) -> TextRectangle:
         """Return the rectangle of a part on the level page."""
         corners = self._corners(start, end, "level")
-        return Place(*map(float, (*corners.min(axis=0), *corners.max(axis=0))))
+        return TextRectangle(*map(float, (*corners.min(axis=0), *corners.max(axis=0))))
 
     def _touched(self, start: int, end: int) -> list[_Piece]:
         return [piece for piece in self.pieces if piece.start < end and start < piece.end]
@@ -155,8 +155,8 @@ def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     The other row is of the same size, right below or farther to the right, and has digits only, or up to two
     letters behind them.
     """
-    places = np.array([astuple(row.place(0, len(row.text))) for row in rows]).reshape(-1, 4)
-    left, top, right, bottom = places.T
+    rectangles = np.array([astuple(row.rectangle(0, len(row.text))) for row in rows]).reshape(-1, 4)
+    left, top, right, bottom = rectangles.T
     height, middle = np.maximum(bottom - top, 1.0), (top + bottom) / 2
     lower, higher = np.minimum.outer(height, height), np.maximum.outer(height, height)
     below, gap = (top - bottom[:, None]) / lower, (left - right[:, None]) / lower

@@ -15,8 +15,8 @@ DIGITS = frozenset("0123456789")
 LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 # Accepted characters, whether the position is in the value, and whether the check digit covers it.
-Place = tuple[frozenset[str], bool, bool]
-Shape = tuple[Place, ...]
+PatternPosition = tuple[frozenset[str], bool, bool]
+Shape = tuple[PatternPosition, ...]
 # Accepted characters at each position, and the groups that contain it.
 _Sequence = tuple[tuple[frozenset[str], frozenset[Any]], ...]
 
@@ -92,14 +92,14 @@ def _ways_of(operation: Any, argument: Any) -> int:
 def _sequences(tree: Any, inside: frozenset[Any], groups: tuple[int | None, ...]) -> list[_Sequence]:
     sequences: list[_Sequence] = [()]
     for operation, argument in tree:
-        further = list(_places(operation, argument, inside, groups))
+        further = list(_expand(operation, argument, inside, groups))
         sequences = [before + after for before in sequences for after in further]
         if len(sequences) > MAX_WAYS:
             raise ValueError(f"expected at most {MAX_WAYS} forms, got more")
     return sequences
 
 
-def _places(
+def _expand(
     operation: Any, argument: Any, inside: frozenset[Any], groups: tuple[int | None, ...]
 ) -> Iterator[_Sequence]:
     if operation is code.SUBPATTERN:

@@ -102,7 +102,7 @@ class Format(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
             *((example, True) for example in self.examples),
             *((example, False) for example in self.counterexamples),
         ):
-            judgement = judge(self, re.sub(r"[^0-9A-Za-z]", "", text) if self.joined else text)
+            judgement = parse_value(self, re.sub(r"[^0-9A-Za-z]", "", text) if self.joined else text)
             if (judgement is not None and judgement[1] is not False) is not is_expected:
                 kind = "example to fit" if is_expected else "counterexample not to fit"
                 raise ValueError(f"pattern '{self.pattern}': expected the {kind}: '{text}'")
@@ -210,7 +210,7 @@ def expression(form: Format) -> re.Pattern[str]:
     return re.compile(rf"(?<![0-9A-Za-z])(?:{form.pattern})(?![0-9A-Za-z])", flags)
 
 
-def judge(form: Format, text: str) -> tuple[str, bool | None] | None:
+def parse_value(form: Format, text: str) -> tuple[str, bool | None] | None:
     """Return the value of a text, and whether its checksum holds; None if it does not match.
 
     Without a checksum, the second is None.
@@ -267,6 +267,8 @@ def label_expression(labels: tuple[str, ...]) -> re.Pattern[str]:
     Punctuation may be missing, or read as another character: `TRK#` is often read as `TRKB`.
     """
     spellings = (re.sub(r"\s", "", unicodedata.normalize("NFKC", label)) for label in labels)
-    words = sorted(spellings, key=len, reverse=True)
-    texts = [r"\s?".join(glyph if glyph.isalnum() else r"\S?" for glyph in word) for word in words]
+    spellings_by_length = sorted(spellings, key=len, reverse=True)
+    texts = [
+        r"\s?".join(glyph if glyph.isalnum() else r"\S?" for glyph in word) for word in spellings_by_length
+    ]
     return re.compile(rf"(?<![0-9A-Za-z@])(?:{'|'.join(texts)})(?!(?<=[A-Za-z])[A-Za-z])", re.IGNORECASE)

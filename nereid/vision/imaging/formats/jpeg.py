@@ -25,14 +25,14 @@ _MAX_JUNK_BYTES = 2**16
 
 
 def segments(encoded: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the marker and the payload's place and bytes of each segment, up to the end marker, without one.
+    """Yield the marker and the payload's offset and bytes of each segment, up to the end marker, without one.
 
     Raises:
         InvalidImage: it has more than `MAX_SEGMENTS`.
     """
-    place = len(MAGIC) - 1
+    offset = len(MAGIC) - 1
     for number in count():
-        match = _MARKER.search(encoded, place)
+        match = _MARKER.search(encoded, offset)
         if not match or (marker := match[0][1]) == START_OF_IMAGE:
             return
         if marker == END_OF_IMAGE:
@@ -43,8 +43,8 @@ def segments(encoded: bytes) -> Iterator[tuple[int, int, bytes]]:
                 f"expected at most {MAX_SEGMENTS} segments in a JPEG, got {number + 1} or more"
             )
         begin = match.end() + 2
-        place = match.end() + max(2, int.from_bytes(encoded[begin - 2 : begin]))
-        yield marker, begin, encoded[begin:place]
+        offset = match.end() + max(2, int.from_bytes(encoded[begin - 2 : begin]))
+        yield marker, begin, encoded[begin:offset]
 
 
 def without_extras(encoded: bytes) -> bytes:
@@ -75,11 +75,11 @@ def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] |
 
     None if no frame precedes the first scan, or too much junk or too many segments precede it.
     """
-    size_wh, place = (0, 0), len(MAGIC) - 1
+    size_wh, offset = (0, 0), len(MAGIC) - 1
     components: bytes | memoryview | None = None
-    junk_end = place + _MAX_JUNK_BYTES
+    junk_end = offset + _MAX_JUNK_BYTES
     for _ in range(MAX_SEGMENTS):
-        match = _MARKER.search(encoded, place, junk_end)
+        match = _MARKER.search(encoded, offset, junk_end)
         if not match:
             break
         marker, begin = match[0][1], match.end() + 2
@@ -94,5 +94,5 @@ def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] |
             scans = 1 if is_only else sum(1 for _ in islice(_SCAN.finditer(encoded), MAX_SCANS))
             return (size_wh, scans) if all(size_wh) else None
         junk_end += length + 2
-        place = begin - 2 + length
+        offset = begin - 2 + length
     return None

@@ -41,12 +41,12 @@ def without_extras(encoded: bytes) -> bytes:
 
     A damaged one would make Pillow reject the whole image, possibly after decoding it.
     """
-    view, parts, place = memoryview(encoded), [memoryview(MAGIC)], len(MAGIC)
+    view, parts, offset = memoryview(encoded), [memoryview(MAGIC)], len(MAGIC)
     for kind, data in chunks(view):
-        end = place + CHUNK.size + len(data) + CHECKSUM_BYTES
-        if kind[:1].isupper() or kind == TRANSPARENCY or (kind == EXIF and _is_sound(view[place:end])):
-            parts.append(view[place:end])
-        place = end
+        end = offset + CHUNK.size + len(data) + CHECKSUM_BYTES
+        if kind[:1].isupper() or kind == TRANSPARENCY or (kind == EXIF and _is_sound(view[offset:end])):
+            parts.append(view[offset:end])
+        offset = end
     return b"".join(parts)
 
 
@@ -64,13 +64,13 @@ def check_complete(encoded: bytes, image: "Image.Image") -> None:
     Raises:
         InvalidImage: rows are missing.
     """
-    last = [(max(0, image.width - x), max(0, image.height - y)) for x in (1, 2) for y in (1, 2)]
-    if not all(_has_color(image, place) for place in last) and not _is_complete(encoded):
+    last_pixels = [(max(0, image.width - x), max(0, image.height - y)) for x in (1, 2) for y in (1, 2)]
+    if not all(_has_color(image, xy) for xy in last_pixels) and not _is_complete(encoded):
         raise InvalidImage(f"PNG of {len(encoded)} bytes is damaged: its rows end too early")
 
 
-def _has_color(image: "Image.Image", place: tuple[int, int]) -> bool:
-    value = image.getpixel(place)
+def _has_color(image: "Image.Image", xy: tuple[int, int]) -> bool:
+    value = image.getpixel(xy)
     return any(value) if isinstance(value, tuple) else bool(value)
 
 
@@ -99,9 +99,9 @@ def _unpacked_bytes(header: bytes | memoryview) -> int:
 
 def chunks(encoded: bytes | memoryview) -> Iterator[tuple[bytes, bytes | memoryview]]:
     """Yield the type and the data of each chunk."""
-    place = len(MAGIC)
-    while place + CHUNK.size <= len(encoded):
-        size, kind = CHUNK.unpack_from(encoded, place)
-        place += CHUNK.size
-        yield kind, encoded[place : place + size]
-        place += size + CHECKSUM_BYTES
+    offset = len(MAGIC)
+    while offset + CHUNK.size <= len(encoded):
+        size, kind = CHUNK.unpack_from(encoded, offset)
+        offset += CHUNK.size
+        yield kind, encoded[offset : offset + size]
+        offset += size + CHECKSUM_BYTES

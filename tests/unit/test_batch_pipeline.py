@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.backends.triton import overlap
+from nereid.backends.triton import batch_pipeline
 from nereid.backends.triton.device_streams import DeviceStreams, FusedBatch, check_overlap
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
@@ -50,8 +50,8 @@ class Stream:
             self.work.append((is_ready, work))
 
     def wait_event(self, event: "Event") -> None:
-        wanted = event.recorded
-        self.add(lambda: None, lambda: event.done >= wanted)
+        target = event.recorded
+        self.add(lambda: None, lambda: event.done >= target)
 
 
 class Event:
@@ -64,8 +64,8 @@ class Event:
         stream.add(lambda: setattr(self, "done", number))
 
     def synchronize(self) -> None:
-        wanted = self.recorded
-        self.cuda.run_until(lambda: self.done >= wanted)
+        target = self.recorded
+        self.cuda.run_until(lambda: self.done >= target)
 
 
 class Decoder:
@@ -73,7 +73,7 @@ class Decoder:
 
     def __init__(self, cuda: Cuda) -> None:
         self.stream, self.times = cuda.Stream(non_blocking=True), ()
-        self.tables, self.tensors = np.full((2, overlap.SLOTS, ROWS), -1)
+        self.tables, self.tensors = np.full((2, batch_pipeline.SLOTS, ROWS), -1)
 
     def release(self):
         """Nothing is kept."""
@@ -91,7 +91,7 @@ class Decoder:
 class Doubler:
     def __init__(self, cuda: Cuda, tensors: np.ndarray) -> None:
         self.stream, self.tensors = cuda.Stream(non_blocking=True), tensors
-        self.outputs, self.hosts = np.full((2, overlap.SLOTS, ROWS), -3)
+        self.outputs, self.hosts = np.full((2, batch_pipeline.SLOTS, ROWS), -3)
 
     def enqueue(self, slot, rows):
         self.stream.add(lambda: np.multiply(self.tensors[slot], 2, out=self.outputs[slot]))
@@ -105,7 +105,7 @@ class Batch:
     def __init__(self, images, answered: list) -> None:
         self.images, self.answers, self._answered, self.errors = images, [], answered, ()
 
-    def prepared(self, errors, times):
+    def on_prepared(self, errors, times):
         self.errors = errors
 
     def answer(self, outputs, stages):
@@ -119,7 +119,7 @@ def device(seed: int) -> DeviceStreams:
     cuda = Cuda(seed)
     decoder = Decoder(cuda)
     network = Doubler(cuda, decoder.tensors)
-    return DeviceStreams(cuda, decoder, network, network.stream, overlap.SLOTS)
+    return DeviceStreams(cuda, decoder, network, network.stream, batch_pipeline.SLOTS)
 
 
 def expected(batch: Batch):
@@ -128,7 +128,11 @@ def expected(batch: Batch):
 
 
 def run(seed: int, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
-    made, answered, numbers = overlap.Overlap(lambda: device(seed), print), [], random.Random(seed)
+    made, answered, numbers = (
+        batch_pipeline.BatchPipeline(lambda: device(seed), print),
+        [],
+        random.Random(seed),
+    )
 
     def images(i: int) -> list[bytes]:
         count = numbers.randint(1, ROWS)
@@ -150,7 +154,7 @@ def test_every_batch_has_its_own_results():
 
 def test_broken_device_fails_this_batch_and_all_later_ones():
     reasons, answered = [], []
-    made = overlap.Overlap(lambda: device(0), reasons.append)
+    made = batch_pipeline.BatchPipeline(lambda: device(0), reasons.append)
     jobs = [Batch([image], answered) for image in (b"1", BREAKS, b"2")]
 
     for job in jobs:
@@ -163,7 +167,7 @@ def test_broken_device_fails_this_batch_and_all_later_ones():
 
 
 def test_failed_batch_does_not_fail_later_ones():
-    made, answered = overlap.Overlap(lambda: device(0), print), []
+    made, answered = batch_pipeline.BatchPipeline(lambda: device(0), print), []
     jobs = [Batch([image], answered) for image in (b"x", b"1", b"2", b"3")]
 
     for job in jobs:
@@ -225,19 +229,19 @@ def test_failure_to_open_is_raised():
         raise ValueError("no graph")
 
     with pytest.raises(ValueError, match="no graph"):
-        overlap.Overlap(fail, print)
+        batch_pipeline.BatchPipeline(fail, print)
 
 
 def test_batches_get_slots_in_their_order():
     """A batch whose images are all bad is answered without a run."""
-    slots = overlap.SlotScheduler(2)
-    assert slots.submitted(0) == [overlap.Decode(0, 0)]
-    assert [slots.submitted(batch) for batch in (1, 2, 3)] == [[], [], []]
+    slots = batch_pipeline.SlotScheduler(2)
+    assert slots.on_submitted(0) == [batch_pipeline.Decode(0, 0)]
+    assert [slots.on_submitted(batch) for batch in (1, 2, 3)] == [[], [], []]
 
-    assert slots.decoded(0, 0) == [overlap.Respond(0), overlap.Decode(1, 1)]
-    assert slots.answered(0) == []
-    assert slots.decoded(1, 2) == [overlap.Compute(1, 2), overlap.Decode(0, 2)]
-    assert slots.computed(1) == [overlap.Respond(1)]
-    assert slots.answered(1) == []
-    assert slots.decoded(0, 1) == [overlap.Compute(0, 1), overlap.Decode(1, 3)]
+    assert slots.on_decoded(0, 0) == [batch_pipeline.Respond(0), batch_pipeline.Decode(1, 1)]
+    assert slots.on_answered(0) == []
+    assert slots.on_decoded(1, 2) == [batch_pipeline.Compute(1, 2), batch_pipeline.Decode(0, 2)]
+    assert slots.on_computed(1) == [batch_pipeline.Respond(1)]
+    assert slots.on_answered(1) == []
+    assert slots.on_decoded(0, 1) == [batch_pipeline.Compute(0, 1), batch_pipeline.Decode(1, 3)]
     assert not slots.is_idle

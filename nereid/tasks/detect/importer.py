@@ -6,14 +6,13 @@ from typing import Any
 
 from nereid.base.contract import BOX, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.candidate import LABELS
 from nereid.models.publish.configs import Addition, ModelNames, PostprocessStep
-from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
-from nereid.models.publish.intake.chosen_task import InputKind
-from nereid.models.publish.intake.graph_edits import COLOURS, Activation, add_batch
-from nereid.models.publish.intake.network_facts import (
+from nereid.models.publish.examination import FirstRun
+from nereid.models.publish.importing import adaptation
+from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
+from nereid.models.publish.importing.graph_edits import COLOURS, Activation, add_batch
+from nereid.models.publish.importing.model_importer import InputKind
+from nereid.models.publish.importing.network_facts import (
     ANY_SIZE,
     ULTRALYTICS,
     ExporterSettings,
@@ -22,15 +21,16 @@ from nereid.models.publish.intake.network_facts import (
     literal,
     ultralytics_size,
 )
-from nereid.models.publish.intake.serving_settings import (
+from nereid.models.publish.importing.serving_settings import (
     ImageInput,
     ServedTensor,
     ServingSettings,
     is_grey,
     read_input,
 )
+from nereid.models.publish.staged_version import LABELS
 from nereid.repository import onnx_file
-from nereid.repository.check import Profile, Verdict
+from nereid.repository.check import CheckStatus, Profile
 from nereid.tasks.detect.detector import ObjectFinder
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
 from nereid.tasks.detect.layouts import LAYOUTS, InputSize, NetworkOutput
@@ -38,7 +38,7 @@ from nereid.vision.imaging.preprocess_settings import PRESETS
 from nereid.vision.inference.signature import Signature
 
 
-def check(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+def check(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     """Yield the head of each version of a `boxes` model; raises InvalidConfig."""
     for version in profile.versions(model):
         head = ObjectFinder.from_config(profile.config(model, version)).head
@@ -69,7 +69,7 @@ def usual_size(signature: Signature) -> Size:
     return USUAL_SIZE if is_tensorflow or lacks_batch_dimension(signature) else ANY_SIZE
 
 
-class DetectorIntake:
+class DetectorImporter:
     """Networks that return boxes; a model of the `boxes` backend converts their outputs to objects."""
 
     name, rank, results = "detect", 20, "objects"
@@ -131,8 +131,8 @@ class DetectorIntake:
         image, head, is_channels_last = _read(signature, choices, len(choices.labels or facts.labels))
         for output in head.outputs:
             if not signature.outputs[output.name].can_batch:
-                given = onnx_file.describe(signature.outputs[output.name])
-                raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {given}")
+                got = onnx_file.describe(signature.outputs[output.name])
+                raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {got}")
         used = tuple(ServedTensor(output.name, output.datatype, output.dims) for output in head.outputs)
         return ServingSettings(
             image,
@@ -148,14 +148,16 @@ class DetectorIntake:
         """Return an ensemble whose post-processing is a model of the `boxes` backend."""
         labels = {"labels": LABELS} if settings.has_labels else {}
         parameters = {"head": settings.head, **labels, **choices.post_processing}
-        last = PostprocessStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
-        return Addition(names, settings, last=last)
+        step = PostprocessStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
+        return Addition(names, settings, last=step)
 
-    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
         """Return none, because the head knows which outputs are probabilities."""
         return "none"
 
-    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+    def rows(
+        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
+    ) -> list[tuple[str, str]]:
         """Return the head and the maximum number of objects."""
         classes = f"{settings.classes} classes" if settings.classes else "any number of classes"
         return [("head", f"{settings.head}, {classes}"), ("objects", f"at most {MAX_OBJECTS} per image")]

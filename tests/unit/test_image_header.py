@@ -9,7 +9,7 @@ from loadtest.attack.image_mutations import mutated_files
 from nereid.base.assets import COFFEE
 from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Limits, open_image
-from nereid.vision.imaging.formats.size import UNKNOWN_WORK, read_header, work
+from nereid.vision.imaging.formats.image_header import UNKNOWN_COST, estimate_cost, read_header
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 
@@ -43,10 +43,10 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
         insert(large("JPEG", progressive=True), b"\xff\xdb", PADDING * 17),
         9_000_000 * 6 // 8_000_000,
     ),
-    a_JPEG_behind_junk=(insert(large("JPEG"), b"\xff\xdb", bytes(2**17)), UNKNOWN_WORK),
+    a_JPEG_behind_junk=(insert(large("JPEG"), b"\xff\xdb", bytes(2**17)), UNKNOWN_COST),
     a_BMP_upside_down=(large("BMP")[:22] + struct.pack("<i", -SIDE) + large("BMP")[26:], 9),
-    a_TIFF=(large("TIFF"), UNKNOWN_WORK),
-    a_TIFF_with_its_mark_reversed=(b"II\0*" + large("TIFF")[4:], UNKNOWN_WORK),
+    a_TIFF=(large("TIFF"), UNKNOWN_COST),
+    a_TIFF_with_its_mark_reversed=(b"II\0*" + large("TIFF")[4:], UNKNOWN_COST),
     a_WebP=(large("WEBP"), 9),
     a_lossless_WebP=(large("WEBP", lossless=True), 9),
     a_WebP_with_a_profile=(large("WEBP", icc_profile=b"profile"), 9),
@@ -54,8 +54,8 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
 def test_file_costs_what_the_decoder_finds(encoded, expected):
     assert open_image(encoded, Limits()).size_wh == (SIDE, SIDE)
 
-    assert work(encoded, MAX_PIXELS) == expected
-    assert work(memoryview(encoded), MAX_PIXELS) == expected
+    assert estimate_cost(encoded, MAX_PIXELS) == expected
+    assert estimate_cost(memoryview(encoded), MAX_PIXELS) == expected
 
 
 @cases(
@@ -63,9 +63,9 @@ def test_file_costs_what_the_decoder_finds(encoded, expected):
     interlaced=(PNG_MAGIC + INTERLACED + png_chunk(b"IDAT", b""), 32),
     too_large=(b"BM" + bytes(12) + struct.pack("<IHH", 12, 60_000, 60_000) + bytes(8), 1),
     no_image=(b"no image", 1),
-    no_frame=(JPEG + b" without a size", UNKNOWN_WORK),
-    GIF_that_goes_on=(b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 2**20, UNKNOWN_WORK),
-    cut_WebP=(large("WEBP")[:20], UNKNOWN_WORK),
+    no_frame=(JPEG + b" without a size", UNKNOWN_COST),
+    GIF_that_goes_on=(b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 2**20, UNKNOWN_COST),
+    cut_WebP=(large("WEBP")[:20], UNKNOWN_COST),
     scans_of_32=(
         JPEG + b"\xc2\0\x0b\x08\x10\0\x10\0\1\1\x11\0" + b"\xff\xda\0\2" * 99,
         4096 * 4096 * 32 // 8_000_000,
@@ -73,7 +73,7 @@ def test_file_costs_what_the_decoder_finds(encoded, expected):
 )
 def test_file_that_no_decoder_has_seen_costs_enough(encoded, expected):
     """Unknown is large, unless it is certain that no decoder opens it."""
-    assert work(encoded, MAX_PIXELS) == expected
+    assert estimate_cost(encoded, MAX_PIXELS) == expected
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -17,7 +17,7 @@ from nereid.base.config.instance_bounds import BOUNDS
 from nereid.base.config.model_config import ModelConfig, read_profile, with_instances
 from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_bytes, available_cores
-from nereid.repository.layout import (
+from nereid.repository.repository_index import (
     PARTS,
     ROUTE,
     backend_of,
@@ -49,7 +49,7 @@ class Machine:
     memory_bytes: int
 
     @classmethod
-    def present(cls) -> "Machine":
+    def detect(cls) -> "Machine":
         """Return the cores and the memory that this process may use now."""
         return cls(available_cores(), available_bytes())
 
@@ -80,11 +80,11 @@ def plan_instances(
     documents, hidden = readable_configs(repository, profile), unused_models(repository, profile)
     served = {name: document for name, document in documents.items() if name not in hidden}
     routes = {name: _route(repository / name, document) for name, document in served.items()}
-    wanted = traffic_shares(served, {name: route for name, route in routes.items() if route})
+    model_shares = traffic_shares(served, {name: route for name, route in routes.items() if route})
     is_open = [name for name, document in served.items() if _is_open(repository / name, document, backends)]
     of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
     plan = allocate_instances(
-        {name: wanted[name] for name in is_open if name not in of_route},
+        {name: model_shares[name] for name in is_open if name not in of_route},
         machine,
         {name: _instance_bytes(document) for name, document in served.items()},
     )
@@ -117,7 +117,7 @@ def traffic_shares(documents: Documents, routes: Mapping[str, Route]) -> dict[st
 
 
 def allocate_instances(
-    wanted: Mapping[str, float], machine: Machine, instance_bytes: Mapping[str, int] | None = None
+    model_shares: Mapping[str, float], machine: Machine, instance_bytes: Mapping[str, int] | None = None
 ) -> InstancePlan:
     """Return the instances of each model, from the fraction of requests that it must be able to answer.
 
@@ -125,7 +125,9 @@ def allocate_instances(
         instance_bytes: memory of a process of each model; by default, `INSTANCE_BYTES`.
     """
     cores = machine.cores
-    counts = {name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in wanted.items()}
+    counts = {
+        name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in model_shares.items()
+    }
     allowed = machine.memory_bytes * MEMORY_PART
     needed = sum(count * (instance_bytes or {}).get(name, INSTANCE_BYTES) for name, count in counts.items())
     if is_short := needed > allowed:
@@ -153,8 +155,8 @@ def fitted_config(
 
 def _instance_bytes(document: Mapping[str, Any]) -> int:
     task = BY_BACKEND.get(document.get("backend", ""))
-    own = task.backend.instance_bytes if task and task.backend and not served_steps(document) else 0
-    return own or INSTANCE_BYTES
+    task_bytes = task.backend.instance_bytes if task and task.backend and not served_steps(document) else 0
+    return task_bytes or INSTANCE_BYTES
 
 
 def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str]) -> bool:

@@ -8,17 +8,17 @@ from nereid.backends.routing.assignment import parse_route
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY, copy_models
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, WrongUsage
-from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
-from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
-from nereid.models.publish.intake.chosen_task import InputKind
-from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
+from nereid.models.publish.examination import FirstRun
+from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
+from nereid.models.publish.importing.graph_edits import Activation
+from nereid.models.publish.importing.model_importer import InputKind
+from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
+from nereid.models.publish.importing.serving_settings import ServedTensor, ServingSettings
+from nereid.models.publish.staged_version import Description
 from nereid.repository import onnx_file, pbtxt
-from nereid.repository.check import Profile, Verdict
-from nereid.repository.layout import config_files, served_versions
+from nereid.repository.check import CheckStatus, Profile
+from nereid.repository.repository_index import config_files, served_versions
 from nereid.tasks.read import READER_BYTES, dictionary, recogniser
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.fields.specification import read_specification
@@ -33,7 +33,7 @@ from nereid.vision.inference import network_file
 from nereid.vision.inference.signature import Signature
 
 
-def check(profile: Profile, name: str) -> Iterator[tuple[Verdict, str]]:
+def check(profile: Profile, name: str) -> Iterator[tuple[CheckStatus, str]]:
     """Yield a text reader's problems that prevent a load, and its differences from the plain config.
 
     Raises:
@@ -101,8 +101,8 @@ class ReaderModels(NamedTuple):
     def _change_network(self, config: Any) -> None:
         config.input[0].name = self.settings.image.name
         del config.output[len(self.settings.outputs) :]
-        for tensor, given in zip(config.output, self.settings.outputs, strict=True):
-            tensor.name = given.name
+        for tensor, served in zip(config.output, self.settings.outputs, strict=True):
+            tensor.name = served.name
 
     def _change_pinned(self, config: Any) -> None:
         versions = self.settings.companions
@@ -152,12 +152,12 @@ class TextLineInput:
         return choices
 
     def preprocessing(
-        self, settings: ServingSettings, exporter_settings: ExporterSettings, given: Mapping[str, str]
+        self, settings: ServingSettings, exporter_settings: ExporterSettings, parameters: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """Return nothing, because the reader prepares the lines."""
-        if given:
+        if parameters:
             raise WrongUsage(
-                f"a recogniser has no parameters of a preprocessing, got {', '.join(given)}; "
+                f"a recogniser has no parameters of a preprocessing, got {', '.join(parameters)}; "
                 "fix: leave out --preset and --preprocess"
             )
         return {}, ""
@@ -181,12 +181,12 @@ class TextLineInput:
             versions[name] = _newest(source)
         return versions
 
-    def repeated(
+    def repeat_choices(
         self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
     ) -> NetworkChoices:
         """Return the current version's choices, and its characters for a file without its own."""
-        own = dictionary.characters_of(onnx_file.read(path).model)
-        labels = () if own else dictionary.characters_of(onnx_file.read(current).model)
+        characters = dictionary.characters_of(onnx_file.read(path).model)
+        labels = () if characters else dictionary.characters_of(onnx_file.read(current).model)
         return NetworkChoices(
             output=past.output, activation=past.activation, labels=labels, labels_from=dictionary.CURRENT
         )
@@ -196,7 +196,7 @@ class TextLineInput:
         return READER_BYTES
 
 
-class ReaderIntake:
+class ReaderImporter:
     """Networks that return the characters of lines, [N, T, C], or only the best ones."""
 
     name, rank, results = "read", 0, "lines"
@@ -241,16 +241,18 @@ class ReaderIntake:
         """Return the models of a reader."""
         return ReaderModels(names, settings)
 
-    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
         """Return the activation that turns character values into probabilities, if lines can be batched."""
-        if not seen.can_batch:
+        if not first_run.can_batch:
             raise WrongUsage(
                 "expected a network that reads several lines at a time, got an error or other text for two "
                 "lines in a batch; fix: export it with a variable batch, in which no line changes another one"
             )
-        return seen.activation if choices.activation == "auto" else choices.activation
+        return first_run.activation if choices.activation == "auto" else choices.activation
 
-    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+    def rows(
+        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
+    ) -> list[tuple[str, str]]:
         """Return nothing, because the characters are shown as labels."""
         return []
 

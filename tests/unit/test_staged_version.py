@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from nereid.base.errors import OperationFailed
-from nereid.models.publish.candidate import stage
+from nereid.models.publish.staged_version import stage
 from nereid.repository import onnx_file
 from tests.networks import move_out, written
 from tests.tables import rows

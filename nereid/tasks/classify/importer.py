@@ -8,24 +8,24 @@ from typing import Any
 from nereid.base.contract import SCORES
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames
-from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
-from nereid.models.publish.intake.chosen_task import InputKind
-from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import (
+from nereid.models.publish.examination import FirstRun
+from nereid.models.publish.importing import adaptation
+from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
+from nereid.models.publish.importing.graph_edits import Activation
+from nereid.models.publish.importing.model_importer import InputKind
+from nereid.models.publish.importing.network_facts import (
     ULTRALYTICS,
     ExporterSettings,
     NetworkFacts,
     Size,
     ultralytics_size,
 )
-from nereid.models.publish.intake.serving_settings import ImageInput, ServingSettings, read_rows
+from nereid.models.publish.importing.serving_settings import ImageInput, ServingSettings, read_rows
 from nereid.tasks.classify.examination import NUMBER
 from nereid.vision.inference.signature import Signature
 
 
-class ClassifierIntake:
+class ClassifierImporter:
     """Networks that return FP32 [N, classes]; the default task for files that no other task recognises."""
 
     name, rank, results = "classify", 10, "top_classes"
@@ -68,24 +68,26 @@ class ClassifierIntake:
         """Return an ensemble that returns the network's scores."""
         return Addition(names, settings, SCORES)
 
-    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
         """Return the activation that turns the scores into probabilities."""
         rule = choices.activation
-        if rule == "auto" and seen.meaning == NUMBER:
+        if rule == "auto" and first_run.meaning == NUMBER:
             raise WrongUsage(
                 "the network returns one number, which may be a logit or a value such as an age; "
                 "fix: --activation sigmoid for the probability of a class, or --activation none for a value"
             )
-        if rule not in ("auto", "none") and seen.activation == "none":
+        if rule not in ("auto", "none") and first_run.activation == "none":
             raise WrongUsage(
                 f"cannot append a {rule}: the scores are probabilities already; fix: leave out --activation"
             )
-        return seen.activation if rule == "auto" else rule
+        return first_run.activation if rule == "auto" else rule
 
-    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+    def rows(
+        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
+    ) -> list[tuple[str, str]]:
         """Return the number of classes and the kind of the scores; logits are not probabilities."""
-        is_raw = activation == "none" and seen.activation == "softmax"
-        meaning = "values as the network returns them" if is_raw else seen.meaning
+        is_raw = activation == "none" and first_run.activation == "softmax"
+        meaning = "values as the network returns them" if is_raw else first_run.meaning
         return [("scores", f"{settings.classes} classes, {meaning}")]
 
     def shown(self, results: Sequence[Any]) -> str:

@@ -23,11 +23,11 @@ from nereid.base.config.model_config import read_profile
 from nereid.base.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.processes import available_bytes
-from nereid.repository import fitting
+from nereid.repository import instance_sizing
 from nereid.repository.triton_rules import why_incomplete
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerInfo
 
-RESPONSE_S, LOAD_S = 5.0, 300.0
+RESPONSE_TIMEOUT_S, LOAD_TIMEOUT_S = 5.0, 300.0
 # Statuses that gRPC itself sets when the server does not respond; all others come from the server.
 LATE = "StatusCode.DEADLINE_EXCEEDED"
 UNREACHED = ("StatusCode.UNAVAILABLE", LATE, "StatusCode.CANCELLED")
@@ -57,20 +57,22 @@ class Instances:
 NOT_LOADED = Instances(0, False, None)
 
 
-def token_headers(record: ServerRecord) -> dict[str, str]:
+def token_headers(server_info: ServerInfo) -> dict[str, str]:
     """Return the gRPC metadata that authorizes calls to a server's administrative APIs."""
-    return {GRPC_TOKEN_HEADER: record.token} if record.token else {}
+    return {GRPC_TOKEN_HEADER: server_info.token} if server_info.token else {}
 
 
-class Control:
+class ModelControl:
     """Loads and unloads models of a running server.
 
     All methods raise `NotReached` if there is no response in time, and `Refused` with the server's reason.
     """
 
-    def __init__(self, record: ServerRecord, response_s: float = RESPONSE_S, load_s: float = LOAD_S) -> None:
-        self._record, self._url = record, record.url("grpc")
-        self._headers = token_headers(record)
+    def __init__(
+        self, server_info: ServerInfo, response_s: float = RESPONSE_TIMEOUT_S, load_s: float = LOAD_TIMEOUT_S
+    ) -> None:
+        self._server_info, self._url = server_info, server_info.url("grpc")
+        self._headers = token_headers(server_info)
         self._response_s, self._load_s = response_s, load_s
 
     def is_ready(self, model: str, version: int) -> bool:
@@ -107,21 +109,21 @@ class Control:
         Args:
             instance_count: number to keep instead of the one that fits; a repair must not change it.
         """
-        record, config = self._record, None
-        repository = Path(record.repository)
-        must_be_complete = not record.completes_configs and (repository / model).is_dir()
-        if must_be_complete and (reason := why_incomplete(repository / model, record.profile)):
+        server_info, config = self._server_info, None
+        repository = Path(server_info.repository)
+        must_be_complete = not server_info.completes_configs and (repository / model).is_dir()
+        if must_be_complete and (reason := why_incomplete(repository / model, server_info.profile)):
             rest = "this server does not complete configs; fix: start nereid serve again"
             raise Refused(f"cannot load '{model}': {reason}, and {rest}")
         if self._bounded(model):
             with self._locked(model):
                 self._load_within_bounds(model, self.instances(model).chosen)
             return
-        if record.cores:
-            machine = fitting.Machine(record.cores, available_bytes())
-            backends = record.fitted_backends
-            config = fitting.fitted_config(
-                repository, record.profile, model, machine, backends, instance_count
+        if server_info.cores:
+            machine = instance_sizing.Machine(server_info.cores, available_bytes())
+            backends = server_info.fitted_backends
+            config = instance_sizing.fitted_config(
+                repository, server_info.profile, model, machine, backends, instance_count
             )
         self._request("load_model", model, is_load=True, config=config)
 
@@ -146,7 +148,7 @@ class Control:
 
     def _bounded(self, model: str) -> tuple[dict[str, Any], InstanceBounds] | None:
         try:
-            document = read_profile(Path(self._record.repository) / model, self._record.profile)
+            document = read_profile(Path(self._server_info.repository) / model, self._server_info.profile)
             bounds = read_bounds(document)
         except InvalidConfig as error:
             if BOUNDS in str(error):
@@ -159,7 +161,7 @@ class Control:
         """Wait for other loads of a model with bounds: the last load must be the last to read the config."""
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(files.locked_folder(Path(self._record.repository) / model))
+                held.enter_context(files.locked_folder(Path(self._server_info.repository) / model))
             except OSError as error:
                 raise Refused(f"cannot load '{model}': {error}") from None
             yield
@@ -193,6 +195,6 @@ class Control:
                 text = error.message() or str(error)
                 if is_load and error.status() == LATE:
                     raise Refused(f"not done after {timeout_s:g} s") from None
-                if error.status() in UNREACHED and not any(words in text for words in REFUSALS):
+                if error.status() in UNREACHED and not any(phrase in text for phrase in REFUSALS):
                     raise NotReached(f"the server at {self._url} does not respond: {text}") from None
                 raise Refused(text) from None

@@ -1,4 +1,4 @@
-"""The cost of decoding an image file, from its structure; an unclear structure counts as expensive."""
+"""The header of an image file, and the cost of decoding it; an unclear structure counts as expensive."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,20 +88,20 @@ def _png(encoded: memoryview) -> tuple[tuple[int, int] | None, bool]:
 def _gif_frames(encoded: bytes | memoryview) -> Iterator[tuple[int, int] | None]:
     yield _pair(encoded, 6)
     flags = encoded[10] if len(encoded) > 12 else 0
-    place = 13 + (6 << (flags & 7) if flags & 0x80 else 0)
+    offset = 13 + (6 << (flags & 7) if flags & 0x80 else 0)
     parts = iter(range(MAX_PARTS))
     for _ in parts:
-        introducer = bytes(encoded[place : place + 1])
+        introducer = bytes(encoded[offset : offset + 1])
         if introducer == b",":
-            (left, top), (width, height) = _pair(encoded, place + 1), _pair(encoded, place + 5)
+            (left, top), (width, height) = _pair(encoded, offset + 1), _pair(encoded, offset + 5)
             yield left + width, top + height
             return
         if introducer != b"!":
             break
-        place += 2
+        offset += 2
         for _ in parts:
-            size = int.from_bytes(encoded[place : place + 1])
-            place += 1 + size
+            size = int.from_bytes(encoded[offset : offset + 1])
+            offset += 1 + size
             if not size:
                 break
     yield None
@@ -128,8 +128,8 @@ def _webp_wh(head: bytes) -> tuple[int, int] | None:
     return width & 0x3FFF, height & 0x3FFF
 
 
-def _pair(encoded: bytes | memoryview, place: int) -> tuple[int, int]:
-    return _little(encoded[place : place + 2]), _little(encoded[place + 2 : place + 4])
+def _pair(encoded: bytes | memoryview, offset: int) -> tuple[int, int]:
+    return _little(encoded[offset : offset + 2]), _little(encoded[offset + 2 : offset + 4])
 
 
 def _little(field: bytes | memoryview, signed: bool = False) -> int:
@@ -139,28 +139,28 @@ def _little(field: bytes | memoryview, signed: bool = False) -> int:
 # Pixels that cost about as much to decode as a small photo costs in total, with inference.
 PIXELS_PER_UNIT, PIXELS_PER_UNIT_OF_JPEG = 1_000_000, 8_000_000
 # Cost of an image whose size only the decoder can determine.
-UNKNOWN_WORK = 16
+UNKNOWN_COST = 16
 # Images of at least this cost are decoded one at a time.
-LARGE_WORK = 8
+LARGE_COST = 8
 
 
-def work(encoded: bytes | memoryview, max_pixels: int | None = None) -> int:
+def estimate_cost(encoded: bytes | memoryview, max_pixels: int | None = None) -> int:
     """Return the cost of an image in units of a small photo, at least 1.
 
     JPEGs are decoded at a fraction of their size; a pixel of another format costs about eight times as much.
     Each scan of a progressive JPEG passes over all pixels. A file rejected without decoding costs 1.
     """
-    return work_of(read_header(encoded), max_pixels)
+    return estimate_header_cost(read_header(encoded), max_pixels)
 
 
-def work_of(found: ImageHeader | None, max_pixels: int | None = None) -> int:
-    """Return the cost as `work` does, from a structure that was already read."""
-    if found is None:
+def estimate_header_cost(header: ImageHeader | None, max_pixels: int | None = None) -> int:
+    """Return the cost as `estimate_cost` does, from a structure that was already read."""
+    if header is None:
         return 1
-    if found.size_wh is None:
-        return UNKNOWN_WORK
-    width, height = found.size_wh
+    if header.size_wh is None:
+        return UNKNOWN_COST
+    width, height = header.size_wh
     if max_pixels and width * height > max_pixels:
         return 1
-    per_unit = PIXELS_PER_UNIT_OF_JPEG if found.is_jpeg else PIXELS_PER_UNIT
-    return max(1, width * height * found.passes // per_unit)
+    per_unit = PIXELS_PER_UNIT_OF_JPEG if header.is_jpeg else PIXELS_PER_UNIT
+    return max(1, width * height * header.passes // per_unit)

@@ -8,8 +8,8 @@ import pytest
 
 from nereid.backends.routing.assignment import parse_route
 from nereid.base.assets import REPOSITORY
-from nereid.repository import fitting
-from nereid.repository.fitting import (
+from nereid.repository import instance_sizing
+from nereid.repository.instance_sizing import (
     INSTANCE_BYTES,
     MEMORY_PART,
     Machine,
@@ -27,7 +27,7 @@ BOUNDS = ' parameters { key: "nereid.instances" value { string_value: "1-4" } }'
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(fitting, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(instance_sizing, "DRIVER", tmp_path / "none")
 
 
 @pytest.fixture
@@ -63,10 +63,12 @@ def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
 
 
 def test_models_without_a_common_caller_share_the_cores():
-    wanted = fitting.traffic_shares({f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}, {})
+    shares = instance_sizing.traffic_shares(
+        {f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}, {}
+    )
 
-    assert set(allocate_instances(wanted, Machine(16, PLENTY)).counts.values()) == {2}
-    assert set(allocate_instances(wanted, Machine(2, PLENTY)).counts.values()) == {1}
+    assert set(allocate_instances(shares, Machine(16, PLENTY)).counts.values()) == {2}
+    assert set(allocate_instances(shares, Machine(2, PLENTY)).counts.values()) == {1}
 
 
 def test_shadow_needs_its_part(repository):
@@ -76,20 +78,20 @@ def test_shadow_needs_its_part(repository):
     route["shadows"] = [{"name": "s", "model": "classify_v2", "version": 1, "percent": 10}]
     documents = {"classify": {"backend": "ab_router"}, "classify_v1": {}, "classify_v2": {}}
 
-    wanted = fitting.traffic_shares(documents, {"classify": parse_route(json.dumps(route).encode())})
+    shares = instance_sizing.traffic_shares(documents, {"classify": parse_route(json.dumps(route).encode())})
 
-    assert wanted == {"classify": 1.0, "classify_v1": 1.0, "classify_v2": pytest.approx(0.1)}
+    assert shares == {"classify": 1.0, "classify_v1": 1.0, "classify_v2": pytest.approx(0.1)}
 
 
 def test_memory_limits_the_instances():
-    wanted = {"a": 0.75, "b": 0.25}
+    shares = {"a": 0.75, "b": 0.25}
     roomy, tight = (Machine(16, int(count * INSTANCE_BYTES / MEMORY_PART)) for count in (24, 6))
 
-    assert allocate_instances(wanted, roomy).counts == {"a": 16, "b": 8}
-    short = allocate_instances(wanted, tight)
+    assert allocate_instances(shares, roomy).counts == {"a": 16, "b": 8}
+    short = allocate_instances(shares, tight)
     assert short.counts == {"a": 4, "b": 2}
     assert str(short) == "instances fitted to 16 core(s) and limited by 0.8 GB of free memory: a 4, b 2"
-    assert allocate_instances(wanted, replace(tight, memory_bytes=0)).counts == {"a": 1, "b": 1}
+    assert allocate_instances(shares, replace(tight, memory_bytes=0)).counts == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, None), (8, None), (16, 2), (64, 8)])
@@ -116,7 +118,7 @@ def test_only_an_open_choice_is_fitted(group, has_driver, is_fitted, repository,
     path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
     path.write_text(path.read_text().replace("instance_group { kind: KIND_CPU }", group))
     if has_driver:
-        monkeypatch.setattr(fitting, "DRIVER", tmp_path)
+        monkeypatch.setattr(instance_sizing, "DRIVER", tmp_path)
 
     assert ("classify_v1" in plan_instances(repository, "cpu", Machine(2, PLENTY)).counts) is is_fitted
 

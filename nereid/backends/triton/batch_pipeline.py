@@ -65,22 +65,22 @@ class SlotScheduler:
         """Whether no batch waits or occupies a slot."""
         return not self._waiting and set(self._states) == {_State.FREE}
 
-    def submitted(self, batch: int) -> list[Command]:
+    def on_submitted(self, batch: int) -> list[Command]:
         """Return the commands that the arrival of a batch calls for, in order; so do the other methods."""
         self._waiting.append(batch)
         return self._decode_next()
 
-    def decoded(self, slot: int, rows: int) -> list[Command]:
+    def on_decoded(self, slot: int, rows: int) -> list[Command]:
         """Decoding of a slot's batch is enqueued, or has failed; without rows, nothing is computed."""
         self._move(slot, _State.DECODING, _State.COMPUTING if rows else _State.ANSWERING)
         return [Compute(slot, rows) if rows else Respond(slot), *self._decode_next()]
 
-    def computed(self, slot: int) -> list[Command]:
+    def on_computed(self, slot: int) -> list[Command]:
         """The network of the batch in `slot` is enqueued, or has failed."""
         self._move(slot, _State.COMPUTING, _State.ANSWERING)
         return [Respond(slot)]
 
-    def answered(self, slot: int) -> list[Command]:
+    def on_answered(self, slot: int) -> list[Command]:
         """All responses of the batch in `slot` are sent, so nothing reads its buffers any more."""
         self._move(slot, _State.ANSWERING, _State.FREE)
         return self._decode_next()
@@ -101,7 +101,7 @@ class SlotScheduler:
 # One batch is decoded, one computed, and one answered.
 SLOTS = 3
 # A thread that waits for Python's lock gets it after this time. The default, 5 ms, is as long as a batch.
-SWITCH_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 
 
 class BatchJob(Protocol):
@@ -111,7 +111,7 @@ class BatchJob(Protocol):
     def images(self) -> Sequence[bytes]:
         """The images of all requests."""
 
-    def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
+    def on_prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
         """Store the error and the times of each image."""
 
     def answer(
@@ -125,7 +125,7 @@ class BatchJob(Protocol):
         """
 
 
-class Overlap:
+class BatchPipeline:
     """A pipeline of `SLOTS` batches.
 
     One thread opens, records and enqueues, because recording a graph fails while another thread allocates
@@ -133,17 +133,17 @@ class Overlap:
 
     Args:
         open_device_streams: opens the device side; called once, by the thread that uses it.
-        device_failed: receives the reason after which every batch fails.
+        on_device_failed: receives the reason after which every batch fails.
         log: receives a line for each defect of this program that only the log can report.
     """
 
     def __init__(
         self,
         open_device_streams: Callable[[], DeviceStreams],
-        device_failed: Callable[[str], None],
+        on_device_failed: Callable[[str], None],
         log: Callable[[str], None] = print,
     ) -> None:
-        sys.setswitchinterval(SWITCH_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._slots, self._lock = SlotScheduler(SLOTS), threading.Condition()
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._answers: SimpleQueue[int | None] = SimpleQueue()
@@ -151,7 +151,7 @@ class Overlap:
         self._jobs: list[BatchJob | None] = [None] * SLOTS
         self._errors: list[ServingError | None] = [None] * SLOTS
         self._rows = [0] * SLOTS
-        self._device_failed, self._failure, self._log = device_failed, "", log
+        self._on_device_failed, self._failure, self._log = on_device_failed, "", log
         opened: SimpleQueue[DeviceStreams | Exception] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run_device, args=(open_device_streams, opened), daemon=True),
@@ -169,7 +169,7 @@ class Overlap:
         with self._lock:
             number = next(self._numbers)
             self._submitted[number] = job
-            self._execute(self._slots.submitted(number))
+            self._execute(self._slots.on_submitted(number))
             self._lock.wait_for(lambda: number not in self._submitted)
 
     def close(self) -> None:
@@ -218,21 +218,21 @@ class Overlap:
             if self._failure:
                 raise DeviceFailed(self._failure)
             errors, times = streams.decode(slot, job.images)
-            job.prepared(errors, times)
+            job.on_prepared(errors, times)
             rows = 0 if all(errors) else len(errors)
         except Exception as error:  # a failed batch must not end the thread
-            self._failed(slot, error)
+            self._fail_batch(slot, error)
         self._rows[slot] = rows
         with self._lock:
-            self._execute(self._slots.decoded(slot, rows))
+            self._execute(self._slots.on_decoded(slot, rows))
 
     def _compute(self, streams: DeviceStreams, command: Compute) -> None:
         try:
             streams.compute(command.slot, command.rows)
         except Exception as error:  # a failed batch must not end the thread
-            self._failed(command.slot, error)
+            self._fail_batch(command.slot, error)
         with self._lock:
-            self._execute(self._slots.computed(command.slot))
+            self._execute(self._slots.on_computed(command.slot))
 
     def _run_answers(self) -> None:
         while (slot := self._answers.get()) is not None:
@@ -241,7 +241,7 @@ class Overlap:
             except Exception as error:  # the pipeline continues with the other batches
                 self._log(f"a batch was not answered: {type(error).__name__}: {error}")
             with self._lock:
-                self._execute(self._slots.answered(slot))
+                self._execute(self._slots.on_answered(slot))
 
     def _answer(self, slot: int) -> None:
         job = self._jobs[slot]
@@ -252,15 +252,15 @@ class Overlap:
             if self._rows[slot] and self._errors[slot] is None:
                 outputs, stages = self._streams.wait(slot)
         except Exception as error:
-            self._failed(slot, error)
+            self._fail_batch(slot, error)
         failed, self._jobs[slot] = self._errors[slot], None
         job.answer(failed or outputs, stages)
 
-    def _failed(self, slot: int, raised: Exception) -> None:
+    def _fail_batch(self, slot: int, raised: Exception) -> None:
         error = self._errors[slot] = from_exception(raised)
         if isinstance(error, DeviceFailed) and not self._failure:
             self._failure = error.reason
             try:
-                self._device_failed(self._failure)
+                self._on_device_failed(self._failure)
             except Exception as problem:  # the batch still needs its responses
                 self._log(f"the failed device was not reported: {type(problem).__name__}: {problem}")

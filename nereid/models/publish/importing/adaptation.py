@@ -17,7 +17,7 @@ import onnxruntime
 
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish import isolated_child
-from nereid.models.publish.intake.graph_edits import (
+from nereid.models.publish.importing.graph_edits import (
     Activation,
     ActivationRule,
     accept_colours,
@@ -33,7 +33,7 @@ from nereid.models.publish.intake.graph_edits import (
     take_one_image,
     to_fp32,
 )
-from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
+from nereid.models.publish.importing.network_facts import ANY_SIZE, Size
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
 from nereid.tasks import TASKS
@@ -165,13 +165,13 @@ def edit_file(path: Path, edit: Callable[[Any], Iterable[str]]) -> list[str]:
     return changes
 
 
-def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
+def rename_file(path: Path, old_names: Sequence[str], new_names: Sequence[str]) -> list[str]:
     """Rename the input and outputs of an ONNX file, listed in this order."""
 
     def edit(model: Any) -> Iterator[str]:
         outputs = {output.name: output for output in model.graph.output}
-        for name, new in zip(present[1:], wanted[1:], strict=True):
-            yield from rename(model, outputs[name], (wanted[0], new))
+        for name, new in zip(old_names[1:], new_names[1:], strict=True):
+            yield from rename(model, outputs[name], (new_names[0], new))
 
     return edit_file(path, edit)
 
@@ -199,8 +199,8 @@ def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -
     trial = try_network(path) if size == 1 else None
     if trial and not trial.computes_rows:
         path.write_bytes(content)
-        given, model = try_network(path), onnx.ModelProto.FromString(content)
-        alone = [*take_one_image(model, given.inferred if given else {})]
+        original_trial, model = try_network(path), onnx.ModelProto.FromString(content)
+        alone = [*take_one_image(model, original_trial.inferred if original_trial else {})]
         result, changes = change(model)
         changes = [*alone, *changes]
         _save(model, path)
@@ -266,7 +266,7 @@ def run(path: Path) -> NetworkTrial:
     (image,) = session.get_inputs()
     levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
     pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
-    alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
+    alone = [session.run(None, {image.name: pixels[index : index + 1]}) for index in (0, 1)]
     names = [output.name for output in session.get_outputs()]
     shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
     inferred = {
@@ -285,15 +285,15 @@ def _computes_rows(
         together = session.run(None, {session.get_inputs()[0].name: pixels})
     except Exception:  # ONNX Runtime's own exceptions share no base class
         return False
-    pairs = [(place, *pair) for place in (0, 1) for pair in zip(together, alone[place], strict=True)]
-    return all(_is_row(output, place, row) for place, output, row in pairs)
+    pairs = [(index, *pair) for index in (0, 1) for pair in zip(together, alone[index], strict=True)]
+    return all(_is_row(output, index, row) for index, output, row in pairs)
 
 
-def _is_row(found: np.ndarray, place: int, row: np.ndarray) -> bool:
-    if found.shape != (2, *row.shape[1:]):
+def _is_row(batch: np.ndarray, index: int, row: np.ndarray) -> bool:
+    if batch.shape != (2, *row.shape[1:]):
         return False
     limit = ROW_TOLERANCE * (np.abs(row).max(initial=0) or 1)
-    return bool(np.allclose(found[place], row[0], rtol=0, atol=limit, equal_nan=True))
+    return bool(np.allclose(batch[index], row[0], rtol=0, atol=limit, equal_nan=True))
 
 
 def convert_to_fp16(path: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.base.metrics_page import MetricSamples, counter, gauge, quantile, render, without_lag
+from nereid.base.prometheus_text import MetricSamples, counter, gauge, quantile, render, without_lag
 from tests.tables import cases
 
 X, Y = 'c{a="x"}', 'c{a="y"}'
@@ -18,7 +18,7 @@ def grown(before: str, after: str) -> MetricSamples:
 
 
 @cases(
-    growth=(f"{X} 5\n{Y} 1", f"{X} 7\n{Y} 1", {"x": 2, "y": 0}),
+    increase=(f"{X} 5\n{Y} 1", f"{X} 7\n{Y} 1", {"x": 2, "y": 0}),
     one_of_two_was_reset=(f"{X} 5\n{Y} 100", f"{X} 6\n{Y} 1", {"x": 1, "y": 1}),
     a_series_appears=(f"{X} 5", f"{X} 5\n{Y} 3", {"x": 0, "y": 3}),
     a_series_goes=(f"{X} 5\n{Y} 3", f"{X} 6", {"x": 1}),
@@ -26,11 +26,11 @@ def grown(before: str, after: str) -> MetricSamples:
     first_page=("", f"{X} 5", {"x": 5}),
     empty_page=(f"{X} 5", "", {}),
 )
-def test_growth_of_a_counter(before, after, growth):
+def test_growth_of_a_counter(before, after, increase):
     samples = grown(before, after)
 
-    assert samples.sums("c", "a") == {(name,): value for name, value in growth.items()}
-    assert samples.total("c") == sum(growth.values())
+    assert samples.sums("c", "a") == {(name,): value for name, value in increase.items()}
+    assert samples.total("c") == sum(increase.values())
 
 
 @given(
@@ -118,20 +118,23 @@ def histogram(labels: str, *cumulative: int) -> str:
 
 def test_histogram_has_the_growth_of_each_bucket():
     before = histogram('a="x"', 1000, 1000, 1000) + histogram('a="y"', 0, 0, 0)
-    growth = grown(before, histogram('a="x"', 1000, 1002, 1002) + histogram('a="y"', 0, 2, 5))
+    increase = grown(before, histogram('a="x"', 1000, 1002, 1002) + histogram('a="y"', 0, 2, 5))
 
-    assert growth.buckets("h", "a") == {("x",): {1: 0, 2: 2, math.inf: 0}, ("y",): {1: 0, 2: 2, math.inf: 3}}
-    assert growth.buckets("h") == {(): {1: 0, 2: 4, math.inf: 3}}
-    assert growth.quantile(0.5, "h", {"a": "x"}) == growth.quantile(0.5, "h", excluding={"a": "y"}) == 1.5
-    assert math.isnan(growth.quantile(0.5, "h", {"a": "z"}))
+    assert increase.buckets("h", "a") == {
+        ("x",): {1: 0, 2: 2, math.inf: 0},
+        ("y",): {1: 0, 2: 2, math.inf: 3},
+    }
+    assert increase.buckets("h") == {(): {1: 0, 2: 4, math.inf: 3}}
+    assert increase.quantile(0.5, "h", {"a": "x"}) == increase.quantile(0.5, "h", excluding={"a": "y"}) == 1.5
+    assert math.isnan(increase.quantile(0.5, "h", {"a": "z"}))
 
 
 def test_histogram_is_reset_as_a_whole():
     """One smaller value shows the reset, even if other series have grown beyond their old values."""
-    growth = grown(histogram('a="x"', 2, 3, 3) + histogram('a="y"', 1, 1, 1), histogram('a="x"', 1, 5, 5))
+    increase = grown(histogram('a="x"', 2, 3, 3) + histogram('a="y"', 1, 1, 1), histogram('a="x"', 1, 5, 5))
 
-    assert growth.buckets("h") == {(): {1: 1, 2: 4, math.inf: 0}}
-    assert (growth.total("h_count"), growth.total("h_sum")) == (5, 7)
+    assert increase.buckets("h") == {(): {1: 1, 2: 4, math.inf: 0}}
+    assert (increase.total("h_count"), increase.total("h_sum")) == (5, 7)
 
 
 def test_bucket_that_lags_behind_is_empty():
@@ -146,10 +149,10 @@ def test_fallen_gauge_resets_no_counter():
     """A gauge `jobs` falls when a job ends; the counter `jobs_count` goes on, and so does its growth."""
     page = "# TYPE jobs gauge\njobs {}\n# TYPE jobs_count counter\njobs_count {}\n"
 
-    growth = grown(page.format(3, 100), page.format(2, 101))
+    increase = grown(page.format(3, 100), page.format(2, 101))
 
-    assert growth.total("jobs_count") == 1
-    assert growth.gauge("jobs") is None
+    assert increase.total("jobs_count") == 1
+    assert increase.gauge("jobs") is None
 
 
 @cases(
@@ -173,10 +176,10 @@ def test_quantile_at_the_edges(share, buckets, expected):
 def test_quantile_is_linear_inside_a_bucket(rows, share):
     bounds = np.cumsum([width for width, _ in rows]).astype(float)
     counts = [count for _, count in rows]
-    filled = [place for place, count in enumerate(counts) if count]
+    filled = [index for index, count in enumerate(counts) if count]
     # From the lower bound of each filled bucket to its upper one.
-    points = [(([0.0, *bounds])[place], sum(counts[:place])) for place in filled]
-    points += [(bounds[place], sum(counts[: place + 1])) for place in filled]
+    points = [(([0.0, *bounds])[index], sum(counts[:index])) for index in filled]
+    points += [(bounds[index], sum(counts[: index + 1])) for index in filled]
     values, below = zip(*sorted(points, key=lambda point: (point[1], point[0])), strict=True)
 
     estimate = quantile(share, dict(zip(bounds, counts, strict=True)))

@@ -43,7 +43,7 @@ def test_vectors_of_length_1_are_recognised(tmp_path, tail):
     """Nothing is changed in such a network, and the summary shows the cosine of both photos."""
     plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT[tail])))
 
-    assert (plan.intake.name, outputs_of(tmp_path / "models")) == ("embed", [EMBEDDING])
+    assert (plan.importer.name, outputs_of(tmp_path / "models")) == ("embed", [EMBEDDING])
     assert plan.about == [("embedding", f"{DIMS} dimensions, length 1")]
     assert [*plan.changes] == []
     assert "labels" not in "\n".join(screen("faces", plan))
@@ -66,7 +66,7 @@ def test_progress_is_reported_once_if_the_task_changes(tmp_path):
 def test_one_photo_is_enough(tmp_path):
     plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"]), images=SAMPLES[:1]))
 
-    assert (plan.intake.name, plan.results) == ("embed", {SAMPLES[0].name: ()})
+    assert (plan.importer.name, plan.results) == ("embed", {SAMPLES[0].name: ()})
 
 
 def test_photos_of_one_name_are_told_apart_by_their_paths(tmp_path):
@@ -86,7 +86,7 @@ def test_photos_of_one_name_are_told_apart_by_their_paths(tmp_path):
 def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
     plan = propose(tmp_path / "models", request(tmp_path, convolutional(embedders.SCORES[tail])))
 
-    assert (plan.intake.name, outputs_of(tmp_path / "models")) == ("classify", [SCORES])
+    assert (plan.importer.name, outputs_of(tmp_path / "models")) == ("classify", [SCORES])
 
 
 @cases(
@@ -99,19 +99,19 @@ def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
 def test_what_the_user_or_the_file_says_outweighs_the_numbers(tmp_path, more, metadata):
     plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more))
 
-    assert plan.intake.name == "classify"
+    assert plan.importer.name == "classify"
 
 
 @cases("more, metadata", task=({"task": "embed"}, {}), metadata=({}, {"task": "embed"}))
 def test_other_vectors_are_scaled(tmp_path, more, metadata):
     plan = propose(tmp_path / "models", request(tmp_path, convolutional(**metadata), **more))
 
-    given = {"image": np.random.default_rng(0).random((3, 3, SIDE, SIDE), np.float32)}
-    (rows,) = run(tmp_path / "models" / "faces_network" / "1" / "model.onnx", given).values()
-    expected = run(tmp_path / "new.onnx", given)["output"].astype(np.float64)
+    inputs = {"image": np.random.default_rng(0).random((3, 3, SIDE, SIDE), np.float32)}
+    (rows,) = run(tmp_path / "models" / "faces_network" / "1" / "model.onnx", inputs).values()
+    expected = run(tmp_path / "new.onnx", inputs)["output"].astype(np.float64)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(rows, expected, atol=1e-6)  # FP32
-    assert (plan.intake.name, [*plan.changes]) == ("embed", [LENGTH])
+    assert (plan.importer.name, [*plan.changes]) == ("embed", [LENGTH])
     assert plan.about == [("embedding", f"{DIMS} dimensions, length 1")]
 
 

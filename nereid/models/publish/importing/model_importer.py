@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
-from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
-from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import ServingSettings
+from nereid.models.publish.examination import FirstRun
+from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
+from nereid.models.publish.importing.graph_edits import Activation
+from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
+from nereid.models.publish.importing.serving_settings import ServingSettings
+from nereid.models.publish.staged_version import Description
 from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import Signature
 
@@ -23,13 +23,13 @@ FLAT = "flat_predictions"
 
 
 class InputKind(Protocol):
-    """What a row of a network's input is; `nereid.models.publish.intake.serving_settings.Images` is one.
+    """What a row of a network's input is; `nereid.models.publish.importing.serving_settings.Images` is one.
 
     Attributes:
         unit: a row in words, such as `image`.
         labels_are: what the lines of a label file are, such as `names`; empty for none.
         samples: images that are shown if the user gives none.
-        is_reader: whether an instance needs the memory of a reader (`nereid.repository.fitting`).
+        is_reader: whether an instance needs the memory of a reader (`nereid.repository.instance_sizing`).
     """
 
     unit: str
@@ -47,7 +47,7 @@ class InputKind(Protocol):
         """Return the user's choices, completed from the exporter's notes."""
 
     def preprocessing(
-        self, settings: ServingSettings, exporter_settings: ExporterSettings, given: Mapping[str, str]
+        self, settings: ServingSettings, exporter_settings: ExporterSettings, parameters: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """Return all parameters of the preprocessing, and the origin of those that were not given."""
 
@@ -57,7 +57,7 @@ class InputKind(Protocol):
         WrongUsage: `public`, the added name, is one of theirs, or `repository` has others by those names.
         """
 
-    def repeated(
+    def repeat_choices(
         self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
     ) -> NetworkChoices:
         """Return the choices for the next version, whose file is `path`.
@@ -84,8 +84,8 @@ class AddedModels(Protocol):
         """Return the configs of all models by profile, in load order; the route is last."""
 
 
-class Intake(Protocol):
-    """How a network of a task is recognised, changed, served and shown: the entry point `intake`.
+class ModelImporter(Protocol):
+    """How a network of a task is recognised, changed, served and shown: the entry point `importer`.
 
     Attributes:
         name: name of the task.
@@ -94,7 +94,7 @@ class Intake(Protocol):
         results: field of `nereid add --json` with what was found in each image.
         has_one_form: whether a network is changed in one way only, so that a current version without a
             description is enough to change the next one.
-        leaves_out_by_score: whether a survey must be repeated after an activation was appended.
+        leaves_out_by_score: whether the first run must be repeated after an activation was appended.
     """
 
     name: str
@@ -131,41 +131,43 @@ class Intake(Protocol):
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> AddedModels:
         """Return the models to add."""
 
-    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
         """Return the function to append after a first run; WrongUsage if the choice does not fit it."""
 
-    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+    def rows(
+        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
+    ) -> list[tuple[str, str]]:
         """Return rows for the screen: a word, and what the network returns with this activation."""
 
     def shown(self, results: Sequence[Any]) -> str:
-        """Return what was found in one image, a row of `Survey.results`, for the screen."""
+        """Return what was found in one image, a row of `FirstRun.results`, for the screen."""
 
 
 @cache
-def intakes() -> Mapping[str, Intake]:
-    """Return the intakes of all tasks by name, in the order in which they are tried."""
-    entry_points = [task.entry_point("intake") for task in TASKS if not task.extends]
+def importers() -> Mapping[str, ModelImporter]:
+    """Return the importers of all tasks by name, in the order in which they are tried."""
+    entry_points = [task.entry_point("importer") for task in TASKS if not task.extends]
     return {
         entry_point.name: entry_point()
         for entry_point in sorted(filter(None, entry_points), key=lambda entry_point: entry_point.rank)
     }
 
 
-def named_intake(name: str) -> Intake:
-    """Return the intake of a task; WrongUsage if there is none."""
-    if name not in intakes():
-        raise WrongUsage(f"invalid task: expected one of {', '.join(sorted(intakes()))}, got '{name}'")
-    return intakes()[name]
+def named_importer(name: str) -> ModelImporter:
+    """Return the importer of a task; WrongUsage if there is none."""
+    if name not in importers():
+        raise WrongUsage(f"invalid task: expected one of {', '.join(sorted(importers()))}, got '{name}'")
+    return importers()[name]
 
 
-def choose_intake(name: str, facts: NetworkFacts, size: Size) -> Intake:
-    """Return the intake of a task; without a name, of the first task that recognises the file.
+def choose_importer(name: str, facts: NetworkFacts, size: Size) -> ModelImporter:
+    """Return the importer of a task; without a name, of the first task that recognises the file.
 
     Raises:
         WrongUsage: no task has that name, or metadata or outputs belong to another kind of network.
     """
-    known = ", ".join(sorted(intakes()))
-    if facts.task in UNSERVED.keys() - intakes().keys():
+    known = ", ".join(sorted(importers()))
+    if facts.task in UNSERVED.keys() - importers().keys():
         raise WrongUsage(
             f"the file's metadata names the task '{facts.task}': its {UNSERVED[facts.task]} cannot be "
             f"served; fix: a network for one of {known}"
@@ -176,11 +178,11 @@ def choose_intake(name: str, facts: NetworkFacts, size: Size) -> Intake:
             "format); fix: export it with output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT"
         )
     if name:
-        return named_intake(name)
-    if facts.task and facts.task not in intakes():
+        return named_importer(name)
+    if facts.task and facts.task not in importers():
         raise WrongUsage(
             f"the file's metadata names the task '{facts.task}': expected one of {known}; "
             "fix: --task, if its outputs are those of that task"
         )
-    recognising = (intake for intake in intakes().values() if intake.recognises(facts, size))
-    return next(recognising, intakes()[DEFAULT.name])
+    recognising = (importer for importer in importers().values() if importer.recognises(facts, size))
+    return next(recognising, importers()[DEFAULT.name])

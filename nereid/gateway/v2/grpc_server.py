@@ -18,8 +18,8 @@ from nereid.base.units import format_bytes
 from nereid.gateway import inference
 from nereid.gateway.failures import (
     CLIENT_CLOSED,
-    FAULTS,
     GATEWAY_FAILED,
+    SERVER_FAULTS,
     Failure,
     GrpcStatus,
     invalid_request,
@@ -30,10 +30,10 @@ from nereid.gateway.keys import Need, identify
 from nereid.gateway.state import Gateway
 from nereid.gateway.tls import BACKLOG, TlsListener
 from nereid.gateway.v2.grpc_connection import (
-    GRACE_S,
-    HEAD,
+    GRACE_PERIOD_S,
     KEY_LIMITS,
     PEER_LIMITS,
+    RESPONSE_HEADERS,
     ClientUsage,
     ClientUsages,
     GrpcConnection,
@@ -43,7 +43,7 @@ from nereid.gateway.v2.message import parse, read_request, to_message
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 # Read-only requests. They contain at most a model's name and version.
-READ: dict[str, type[Message]] = {
+READ_METHODS: dict[str, type[Message]] = {
     "ServerLive": v2.ServerLiveRequest,
     "ServerReady": v2.ServerReadyRequest,
     HEALTH_CHECK: v2.ServerReadyRequest,
@@ -56,21 +56,21 @@ READ: dict[str, type[Message]] = {
 # HealthCheckResponse messages for NOT_SERVING and SERVING. Source: grpc/health/v1/health.proto.
 _SERVING = (b"\x08\x02", b"\x08\x01")
 # Path relative to the model's path.
-_PARTS = {"ModelReady": "/ready", "ModelConfig": "/config", "ModelStatistics": "/stats"}
+_PATH_SUFFIXES = {"ModelReady": "/ready", "ModelConfig": "/config", "ModelStatistics": "/stats"}
 
 
-async def read(gateway: Gateway, name: str, given: Any) -> bytes:
+async def read(gateway: Gateway, name: str, request: Any) -> bytes:
     """Return the response to a read-only request as an encoded message.
 
     Args:
         gateway: provides access to Triton.
-        name: name of the method, a key of `READ`.
-        given: the request message.
+        name: name of the method, a key of `READ_METHODS`.
+        request: the request message.
 
     Raises:
         Failure: Triton rejected or failed the request.
     """
-    response = await inference.read(gateway, _path(name, given))
+    response = await inference.read(gateway, _path(name, request))
     is_ok = response.status == HTTPStatus.OK
     if name == HEALTH_CHECK:
         return _SERVING[is_ok]
@@ -92,7 +92,7 @@ async def read(gateway: Gateway, name: str, given: Any) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def _path(name: str, given: Any) -> str:
+def _path(name: str, request: Any) -> str:
     """Return Triton's path for a request.
 
     Raises:
@@ -104,9 +104,9 @@ def _path(name: str, given: Any) -> str:
         return "/v2/health/ready"
     if name == "ServerMetadata":
         return "/v2"
-    if name == "ModelStatistics" and not given.name:
+    if name == "ModelStatistics" and not request.name:
         return "/v2/models/stats"
-    return inference.checked_path(given.name, given.version) + _PARTS.get(name, "")
+    return inference.checked_path(request.name, request.version) + _PATH_SUFFIXES.get(name, "")
 
 
 # Each message's prefix: a compression flag and the length. Source: grpc/doc/PROTOCOL-HTTP2.md.
@@ -121,7 +121,7 @@ def trailers(status: GrpcStatus, message: str = "", more: Headers | None = None)
     return [*headers, (b"grpc-message", quote(message, _PRINTABLE).encode())] if message else headers
 
 
-OK = trailers(GrpcStatus.OK)
+OK_TRAILERS = trailers(GrpcStatus.OK)
 
 
 class GrpcCall:
@@ -153,27 +153,27 @@ class GrpcCall:
         self.is_identified = self.is_complete = self._is_over = False
         self.headers, self.timeout_s = Headers(), 0.0
         self._message, self._length, self._max_bytes, self._answer_bytes = bytearray(), 0, 0, 0
-        self._front: GrpcFront | None = None
+        self._server: GrpcServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def expect(self, front: "GrpcFront", timeout_s: float, max_bytes: int) -> None:
+    def expect(self, server: "GrpcServer", timeout_s: float, max_bytes: int) -> None:
         """Start receiving the message, within a time and size limit."""
-        self._front, self.timeout_s, self._max_bytes = front, timeout_s, max_bytes
+        self._server, self.timeout_s, self._max_bytes = server, timeout_s, max_bytes
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_late)
         self._connection.calls[self._stream] = self
         self._count(1)
 
     def _count(self, change: int) -> None:
-        if self._front:
+        if self._server:
             self.client.calls += change
             if not self.is_identified:
-                self._front.keyless_calls += change
+                self._server.keyless_calls += change
 
     def receive(self, data: bytes | bytearray) -> None:
         """Count and store the next bytes of the message; end the call if there are too many."""
         try:
-            self._gateway.uploads.buffers.take(self.request.key, len(data))
+            self._gateway.uploads.buffers.acquire(self.request.key, len(data))
             self.request.body_bytes += len(data)
             self._message += data  # do not reserve memory for bytes that may never arrive
             if not self._length and len(self._message) >= PREFIX_BYTES:
@@ -192,7 +192,7 @@ class GrpcCall:
                 "too_large", f"expected at most {format_bytes(self._max_bytes)}, got {format_bytes(size)}"
             )
         self._length = PREFIX_BYTES + size
-        self._connection.widen(self._stream, self._length)
+        self._connection.grow_window(self._stream, self._length)
 
     def complete(self) -> None:
         """Answer the call, because its message is complete."""
@@ -201,8 +201,8 @@ class GrpcCall:
             self.fail(invalid_request("expected one message, got none"))
             return
         self.is_complete = True
-        assert self._front
-        self._task = asyncio.create_task(self._front.handle(self))
+        assert self._server
+        self._task = asyncio.create_task(self._server.handle(self))
 
     def _end_late(self) -> None:
         self.fail(Failure("body_timeout", f"the message did not arrive within {self.timeout_s:.3g} s"))
@@ -220,11 +220,11 @@ class GrpcCall:
         """
         if self._is_over:
             return
-        self._gateway.uploads.buffers.take(self.request.key, len(message))
+        self._gateway.uploads.buffers.acquire(self.request.key, len(message))
         self._answer_bytes = len(message)
-        self._connection.respond(self._stream, self, OK, message)
+        self._connection.respond(self._stream, self, OK_TRAILERS, message)
         if not self._is_over:
-            self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._abandon)
+            self._timer = asyncio.get_running_loop().call_later(GRACE_PERIOD_S, self._abandon)
 
     def _abandon(self) -> None:
         self._connection.abandon(self._stream)
@@ -235,7 +235,7 @@ class GrpcCall:
             return
         self.request.outcome = failure.code
         more = [(name, value) for name, value in failure.headers if name == b"retry-after"]
-        headers = [*HEAD, *trailers(failure.grpc_status, failure.v2_message, more)]
+        headers = [*RESPONSE_HEADERS, *trailers(failure.grpc_status, failure.v2_message, more)]
         self._connection.respond(self._stream, self, headers)
 
     def cancel(self) -> None:
@@ -255,7 +255,7 @@ class GrpcCall:
         self._stop_timer()
         self._count(-1)
         self._message = bytearray()
-        self._gateway.uploads.buffers.give_back(self.request.key, self._answer_bytes)
+        self._gateway.uploads.buffers.release(self.request.key, self._answer_bytes)
         task = self._task
         if task and not task.done() and task is not asyncio.current_task():
             # A thread may still hold the message of a cancelled call.
@@ -271,19 +271,19 @@ class GrpcCall:
 
 log = logging.getLogger("nereid.gateway")
 SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
-INFER = "ModelInfer"
-OPEN = ("ServerLive", "ServerReady", HEALTH_CHECK)
+INFER_METHOD = "ModelInfer"
+KEYLESS_METHODS = ("ServerLive", "ServerReady", HEALTH_CHECK)
 MAX_READ_BYTES = 4096
 # Allowance for the tensor framing of an image of the maximum size.
 MAX_FRAME_BYTES = 2**20
 # Maximum connections (then the oldest without a key is closed), and open keyless calls of all addresses.
 MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128
-CHECK_S, STOP_POLL_S, ANSWER_S = 1.0, 0.02, 1.0
+CHECK_INTERVAL_S, STOP_POLL_INTERVAL_S, DRAIN_ANSWER_TIMEOUT_S = 1.0, 0.02, 1.0
 # Seconds in one unit of the header `grpc-timeout`.
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-class GrpcFront:
+class GrpcServer:
     """Checks each call and passes it to Triton over HTTP.
 
     Args:
@@ -311,7 +311,7 @@ class GrpcFront:
     async def _check(self) -> None:
         """End connections whose time limit has expired."""
         while True:
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = asyncio.get_running_loop().time()
             for connection in [*self.connections]:
                 connection.check(now_s)
@@ -325,9 +325,9 @@ class GrpcFront:
         began_s = loop.time()
         while (elapsed_s := loop.time() - began_s) < grace_s:
             # An idle client may have sent a call before it knew, or may never respond.
-            if not any(peer.calls or elapsed_s < ANSWER_S for peer in self.connections):
+            if not any(peer.calls or elapsed_s < DRAIN_ANSWER_TIMEOUT_S for peer in self.connections):
                 break
-            await asyncio.sleep(STOP_POLL_S)
+            await asyncio.sleep(STOP_POLL_INTERVAL_S)
         self._checking.cancel()
         for connection in [*self.connections]:
             connection.abort()
@@ -336,7 +336,7 @@ class GrpcFront:
         """Return whether there is room for a connection, closing the oldest without a key if necessary."""
         if len(self.connections) <= MAX_CONNECTIONS:
             return True
-        if oldest := next((other for other in self.connections if other.gives_way), None):
+        if oldest := next((candidate for candidate in self.connections if candidate.is_evictable), None):
             oldest.close_over_limit("too many connections")
         return oldest is not connection and oldest is not None
 
@@ -347,15 +347,21 @@ class GrpcFront:
         name = request.scope["path"] = fields.get(b":path", b"").decode("latin-1").removeprefix(SERVICE)
         is_call = fields.get(b":method") == b"POST" and fields.get(b"content-type", b"").startswith(CONTENT)
         peer = self.clients.find(connection.peer, PEER_LIMITS)
-        request.endpoint, request.is_inference = name, name == INFER
+        request.endpoint, request.is_inference = name, name == INFER_METHOD
         call = GrpcCall(self._gateway, connection, stream, request, peer)
-        failure = self._identify(call, connection) if is_call and (name in READ or name == INFER) else None
-        if not call.is_identified and not peer.begins.take(1):
+        failure = (
+            self._identify(call, connection)
+            if is_call and (name in READ_METHODS or name == INFER_METHOD)
+            else None
+        )
+        if not call.is_identified and not peer.keyless_calls.take(1):
             connection.close_over_limit("too many calls without a key")
         elif not is_call:
             connection.respond(stream, None, [(b":status", b"415")])
-        elif name != INFER and name not in READ:
-            connection.respond(stream, None, [*HEAD, *trailers(GrpcStatus.UNIMPLEMENTED, "unknown method")])
+        elif name != INFER_METHOD and name not in READ_METHODS:
+            connection.respond(
+                stream, None, [*RESPONSE_HEADERS, *trailers(GrpcStatus.UNIMPLEMENTED, "unknown method")]
+            )
         else:
             try:
                 if failure:
@@ -367,7 +373,7 @@ class GrpcFront:
     def _identify(self, call: GrpcCall, connection: GrpcConnection) -> Failure | None:
         """Find a call's key; return what is wrong with it, if anything."""
         request, gateway = call.request, self._gateway
-        need: Need = "open" if request.endpoint in OPEN else "infer"
+        need: Need = "open" if request.endpoint in KEYLESS_METHODS else "infer"
         try:
             request.reject_repeats()
             request.key = identify(gateway.keys, gateway.requires_keys, request.headers, need)
@@ -394,11 +400,11 @@ class GrpcFront:
         is_full = call.client.calls >= call.client.limits.calls
         if is_full or (not call.is_identified and self.keyless_calls >= MAX_KEYLESS_CALLS):
             raise Failure("overloaded", "too many calls are open; retry later", 1.0)
-        left_s = timeout_of(fields.get(b"grpc-timeout"))
-        if request.endpoint != INFER:
-            call.expect(self, min(left_s, settings.default_timeout_s), MAX_READ_BYTES)
+        client_timeout_s = timeout_of(fields.get(b"grpc-timeout"))
+        if request.endpoint != INFER_METHOD:
+            call.expect(self, min(client_timeout_s, settings.default_timeout_s), MAX_READ_BYTES)
             return
-        timeout_s = min(left_s, settings.max_timeout_s)
+        timeout_s = min(client_timeout_s, settings.max_timeout_s)
         gateway.quotas.take(request.key)
         call.headers, request.limit_s = request.forwarded(), timeout_s
         gateway.admission.check(timeout_s, request.key_id)
@@ -409,7 +415,7 @@ class GrpcFront:
         try:
             call.answer(await (self._infer if call.request.is_inference else self._read)(call))
         except Failure as failure:
-            if failure.code in FAULTS:
+            if failure.code in SERVER_FAULTS:
                 log.warning("request %s: %s: %r", call.request.request_id, failure.code, failure.__cause__)
             call.fail(failure)
         except Exception:
@@ -418,16 +424,16 @@ class GrpcFront:
 
     async def _read(self, call: GrpcCall) -> bytes:
         name = call.request.endpoint
-        return await read(self._gateway, name, parse(READ[name], call.take_message()))
+        return await read(self._gateway, name, parse(READ_METHODS[name], call.take_message()))
 
     async def _infer(self, call: GrpcCall) -> bytes:
         gateway, request = self._gateway, call.request
         request.end_stage("receive")
         name, path, checked = await read_request(gateway.settings, call.take_message())
         response = await inference.run_tensors(gateway, request, path, call.headers, checked)
-        request.model_name = name
+        request.v2_model_name = name
         # Without binary data, the whole body is JSON.
-        json_bytes = int(response.headers.get(inference.LENGTH, len(response.body)))
+        json_bytes = int(response.headers.get(inference.JSON_LENGTH_HEADER, len(response.body)))
         return bytes(to_message(response.body, json_bytes).SerializeToString())
 
 

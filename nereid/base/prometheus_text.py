@@ -14,7 +14,7 @@ from typing import Literal
 
 from nereid.base.addresses import open_http
 
-Labels = tuple[tuple[str, str], ...]
+MetricLabels = tuple[tuple[str, str], ...]
 LabelSet = frozenset[tuple[str, str]]
 # Each label's required value, or its allowed values.
 LabelMatchers = Mapping[str, str | Collection[str]]
@@ -42,9 +42,9 @@ class MetricSamples:
         samples: dict[str, dict[LabelSet, float]] = defaultdict(dict)
         for line in page.splitlines():
             if line.startswith(prefixes) and (match := SAMPLE.fullmatch(line)):
-                own = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-                if _has(own, labels):
-                    samples[match[1]][frozenset(own.items())] = float(match[3])
+                sample_labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+                if _has(sample_labels, labels):
+                    samples[match[1]][frozenset(sample_labels.items())] = float(match[3])
         return cls(dict(samples), frozenset(GAUGE.findall(page)))
 
     def __sub__(self, earlier: "MetricSamples") -> "MetricSamples":
@@ -61,13 +61,13 @@ class MetricSamples:
             if value < earlier._value(name, labels)
         }
 
-        def grown(name: str, labels: LabelSet, value: float) -> float:
+        def increase_of(name: str, labels: LabelSet, value: float) -> float:
             is_reset = resets and _owner(name, labels) in resets
             return value if is_reset else value - earlier._value(name, labels)
 
         return MetricSamples(
             {
-                name: {labels: grown(name, labels, value) for labels, value in series.items()}
+                name: {labels: increase_of(name, labels, value) for labels, value in series.items()}
                 for name, series in counters.items()
             }
         )
@@ -92,9 +92,11 @@ class MetricSamples:
         """
         sums: dict[tuple[str, ...], float] = defaultdict(float)
         for series, value in self.samples.get(name, {}).items():
-            own = dict(series)
-            if _has(own, labels) and not any(_has(own, {key: bad}) for key, bad in excluding.items()):
-                sums[tuple(own.get(label, "") for label in by)] += value
+            series_labels = dict(series)
+            if _has(series_labels, labels) and not any(
+                _has(series_labels, {key: bad}) for key, bad in excluding.items()
+            ):
+                sums[tuple(series_labels.get(label, "") for label in by)] += value
         return dict(sums)
 
     def gauge(self, name: str, labels: LabelMatchers = ANY) -> float | None:
@@ -129,10 +131,10 @@ class MetricSamples:
         return quantile(share, self.buckets(name, labels=labels, excluding=excluding).get((), {}))
 
 
-def _has(labels: Mapping[str, str], wanted: LabelMatchers) -> bool:
+def _has(labels: Mapping[str, str], matchers: LabelMatchers) -> bool:
     return all(
         labels.get(key) == value if isinstance(value, str) else labels.get(key) in value
-        for key, value in wanted.items()
+        for key, value in matchers.items()
     )
 
 
@@ -175,15 +177,15 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float:
 class MetricSpec:
     """A metric family: its kind, a description, and the upper bounds of a histogram's buckets.
 
-    `TALLY` is a histogram whose buckets are counters for Triton. One observation in a `HISTOGRAM` costs a
-    round trip to the server (16 µs of CPU, AMD EPYC, 2026-11-25); a `TALLY` costs one for each changed bucket
-    and flush.
+    `COUNTER_HISTOGRAM` is a histogram whose buckets are counters for Triton. One observation in a `HISTOGRAM`
+    costs a round trip to the server (16 µs of CPU, AMD EPYC, 2026-11-25); a `COUNTER_HISTOGRAM` costs one for
+    each changed bucket and flush.
 
     Args:
         labels: the labels of its series, in addition to those that all families of the prefix have.
     """
 
-    kind: Literal["COUNTER", "GAUGE", "HISTOGRAM", "TALLY"]
+    kind: Literal["COUNTER", "GAUGE", "HISTOGRAM", "COUNTER_HISTOGRAM"]
     description: str
     buckets: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
@@ -204,13 +206,13 @@ def histogram(description: str, buckets: tuple[float, ...], labels: str = "") ->
     return MetricSpec("HISTOGRAM", description, buckets, tuple(labels.split()))
 
 
-def tally(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
-    """Return a histogram that is a `TALLY` for Triton."""
-    return MetricSpec("TALLY", description, buckets, tuple(labels.split()))
+def counter_histogram(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricSpec:
+    """Return a histogram that is a `COUNTER_HISTOGRAM` for Triton."""
+    return MetricSpec("COUNTER_HISTOGRAM", description, buckets, tuple(labels.split()))
 
 
 def render(
-    samples: Mapping[tuple[str, Labels], float], prefix: str, metrics: Mapping[str, MetricSpec]
+    samples: Mapping[tuple[str, MetricLabels], float], prefix: str, metrics: Mapping[str, MetricSpec]
 ) -> str:
     """Return samples in Prometheus text format; every metric has its header, even without samples.
 
@@ -224,13 +226,13 @@ def render(
         lines += [f"# HELP {prefix}{name} {spec.description}", f"# TYPE {prefix}{name} {spec.kind.lower()}"]
         for (family, labels), value in sorted(samples.items()):
             if family == name:
-                inner = ",".join(f'{key}="{_escape(word)}"' for key, word in labels)
-                lines.append(f"{prefix}{name}{f'{{{inner}}}' if inner else ''} {value:.15g}")
+                label_text = ",".join(f'{key}="{_escape(label)}"' for key, label in labels)
+                lines.append(f"{prefix}{name}{f'{{{label_text}}}' if label_text else ''} {value:.15g}")
     return "\n".join(lines) + "\n"
 
 
-def _escape(word: str) -> str:
-    return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def fetch(url: str, timeout_s: float) -> str:

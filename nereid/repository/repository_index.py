@@ -13,7 +13,7 @@ from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.processes import available_cores
 from nereid.base.units import escaped, split_lines
 from nereid.tasks import BY_BACKEND, entry_point_of_backend
-from nereid.tasks.task import SERVED
+from nereid.tasks.task import AS_MODELS
 from nereid.vision.inference.run_sizes import thread_counts
 
 
@@ -186,11 +186,11 @@ def pins(repository: Path, documents: Documents) -> list[PinnedModel]:
 def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the models and versions that a pinned model runs, in order; version -1 if unpinned."""
     if parts := PARTS.get(str(document.get("backend"))):
-        given = parameters_of(document)
+        parameters = parameters_of(document)
         pairs = [
-            (given.get(part, ""), given.get(f"{part}_version", ""))
+            (parameters.get(part, ""), parameters.get(f"{part}_version", ""))
             for part in parts
-            if part != POSTPROCESS_PART or given.get(part)
+            if part != POSTPROCESS_PART or parameters.get(part)
         ]
         return [(model, int(number) if number.isdecimal() else -1) for model, number in pairs]
     steps = document.get("ensemble_scheduling", {}).get("step", ())
@@ -202,8 +202,8 @@ def served_steps(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     backend = document.get("backend", "")
     task = BY_BACKEND.get(backend)
     of_task = task.backend if task else None
-    place = parameters_of(document).get("networks", of_task.networks if of_task else "")
-    return [] if backend in PARTS and place != SERVED else steps_of(document)
+    location = parameters_of(document).get("networks", of_task.networks if of_task else "")
+    return [] if backend in PARTS and location != AS_MODELS else steps_of(document)
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
@@ -223,10 +223,10 @@ def _pin(repository: Path, name: str, documents: Documents) -> PinnedModel | Non
     if "onnxruntime" not in kinds or (kinds.count("onnxruntime") != 1 and not names_network):
         return None
     preprocess = steps[kinds.index("preprocess")] if "preprocess" in kinds else ("", 0)
-    last = next((step for step, kind in zip(steps, kinds, strict=True) if is_post_processing(kind)), ("", 0))
+    after = next((step for step, kind in zip(steps, kinds, strict=True) if is_post_processing(kind)), ("", 0))
     backend = str(documents[name].get("backend"))
-    place = PARTS[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
-    return PinnedModel(name, *steps[place], *preprocess, *last)
+    network_index = PARTS[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
+    return PinnedModel(name, *steps[network_index], *preprocess, *after)
 
 
 def thread_budget(
@@ -249,9 +249,9 @@ def thread_budget(
         config = ModelConfig.from_document({**document, "backend": backend}, repository / name, 1)
         network = config
         if backend in PARTS:
-            names = config.settings(entry_point_of_backend(backend, "settings") or FusedSettings)
-            network = config.sibling(names.network, names.network_version).with_parameters(
-                names.network_overrides
+            settings = config.settings(entry_point_of_backend(backend, "settings") or FusedSettings)
+            network = config.sibling(settings.network, settings.network_version).with_parameters(
+                settings.network_overrides
             )
         count = (instances or {}).get(name, config.cpu_instances)
         if processes := count * len(served_versions(repository / name, document)):

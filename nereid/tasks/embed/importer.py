@@ -7,12 +7,12 @@ from typing import Any
 from nereid.base.contract import EMBEDDING
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames
-from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
-from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import ImageInput, ServingSettings, read_rows
+from nereid.models.publish.examination import FirstRun
+from nereid.models.publish.importing import adaptation
+from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
+from nereid.models.publish.importing.graph_edits import Activation
+from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
+from nereid.models.publish.importing.serving_settings import ImageInput, ServingSettings, read_rows
 from nereid.vision.inference.signature import Signature
 
 
@@ -29,7 +29,7 @@ class UnlabelledImages(ImageInput):
             raise WrongUsage("an embedding has no classes; fix: leave out --labels")
 
 
-class EmbedderIntake:
+class EmbedderImporter:
     """Networks that return FP32 [N, D]."""
 
     name, rank, results = "embed", 5, "cosines"
@@ -65,7 +65,7 @@ class EmbedderIntake:
         """Return an ensemble that returns the network's vectors."""
         return Addition(names, settings, EMBEDDING)
 
-    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
         """Return the activation that normalises the vectors to length 1, unless they already are.
 
         Raises:
@@ -76,11 +76,18 @@ class EmbedderIntake:
                 f"cannot append a {choices.activation}: an embedding has no classes; "
                 "fix: leave out --activation"
             )
-        return "none" if "none" in (choices.activation, seen.activation) else "normalize"
+        return "none" if "none" in (choices.activation, first_run.activation) else "normalize"
 
-    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+    def rows(
+        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
+    ) -> list[tuple[str, str]]:
         """Return the number of dimensions and the vector length."""
-        return [("embedding", f"{seen.meaning}, length 1" if activation == "normalize" else seen.meaning)]
+        return [
+            (
+                "embedding",
+                f"{first_run.meaning}, length 1" if activation == "normalize" else first_run.meaning,
+            )
+        ]
 
     def shown(self, results: Sequence[Any]) -> str:
         """Return the cosines of an image's vector with the others."""

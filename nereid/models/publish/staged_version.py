@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import split_lines
-from nereid.models.publish.intake.graph_edits import ActivationRule
+from nereid.models.publish.importing.graph_edits import ActivationRule
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.tasks import DEFAULT
@@ -57,8 +57,8 @@ def read_description(version_folder: Path) -> Description | None:
 
 def write_description(version_folder: Path, description: Description) -> None:
     """Write the description of a staged version."""
-    text = msgspec.json.format(msgspec.json.encode(description), indent=2)
-    (version_folder / DESCRIPTION).write_bytes(text + b"\n")
+    content = msgspec.json.format(msgspec.json.encode(description), indent=2)
+    (version_folder / DESCRIPTION).write_bytes(content + b"\n")
 
 
 LABELS = "labels.txt"
@@ -90,18 +90,18 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
 
 def check_labels(source: Path, folder: Path) -> None:
     """Reject a folder whose labels differ from the model's."""
-    theirs, ours = source / LABELS, folder / LABELS
-    if not theirs.is_file() or not ours.is_file():
+    new_file, model_file = source / LABELS, folder / LABELS
+    if not new_file.is_file() or not model_file.is_file():
         return
     new, old = (
-        split_lines(path.read_text(encoding="utf-8-sig", errors="replace")) for path in (theirs, ours)
+        split_lines(path.read_text(encoding="utf-8-sig", errors="replace")) for path in (new_file, model_file)
     )
     fix = "all versions of a model have the same labels; fix: nereid add it under another name"
     if len(new) != len(old):
-        raise OperationFailed(f"'{theirs}': expected {len(old)} labels, got {len(new)}: {fix}")
-    for number, (label, known) in enumerate(zip(new, old, strict=True), start=1):
-        if label != known:
-            raise OperationFailed(f"'{theirs}', line {number}: expected '{known}', got '{label}': {fix}")
+        raise OperationFailed(f"'{new_file}': expected {len(old)} labels, got {len(new)}: {fix}")
+    for number, (label, expected) in enumerate(zip(new, old, strict=True), start=1):
+        if label != expected:
+            raise OperationFailed(f"'{new_file}', line {number}: expected '{expected}', got '{label}': {fix}")
 
 
 def write_checksums(version_folder: Path, source: Path, user: str) -> None:

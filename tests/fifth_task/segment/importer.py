@@ -6,12 +6,12 @@ from typing import Any
 
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames
-from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
-from nereid.models.publish.intake.graph_edits import Activation
-from nereid.models.publish.intake.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import (
+from nereid.models.publish.examination import FirstRun
+from nereid.models.publish.importing import adaptation
+from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
+from nereid.models.publish.importing.graph_edits import Activation
+from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
+from nereid.models.publish.importing.serving_settings import (
     ImageInput,
     ServedTensor,
     ServingSettings,
@@ -63,11 +63,13 @@ class Segmentation:
         """Return an ensemble: the mask is that of the network."""
         return Addition(names, settings, "mask")
 
-    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
         """Return none: classes are not scores."""
         return "none"
 
-    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+    def rows(
+        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
+    ) -> list[tuple[str, str]]:
         """Return the size of the mask."""
         return [("mask", " x ".join(map(str, settings.outputs[0].dims)))]
 

@@ -87,13 +87,13 @@ def read(folder: Path, file: OnnxFile) -> NetworkFacts:
     metadata = onnx_graph.metadata(file.model)
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(folder, metadata, documents)
-    exporter_settings, task, words = (
+    exporter_settings, task, dictionary_text = (
         _noted(metadata, documents),
         metadata.get("task", ""),
         metadata.get(WORDS, ""),
     )
     task = task if TASK.fullmatch(task) else ""
-    characters = tuple(split_lines(words)) if words else ()
+    characters = tuple(split_lines(dictionary_text)) if dictionary_text else ()
     if 2 * sum(len(word) > 1 for word in characters) > len(characters):
         labels, labels_from = (
             (labels, labels_from) if labels else (characters, f"the file's metadata '{WORDS}'")
@@ -157,9 +157,9 @@ def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, A
         properties: the metadata in the ONNX file.
         documents: JSON files next to it, by name.
     """
-    intakes = [intake for task in TASKS if (intake := task.entry_point("intake"))]
+    importers = [importer for task in TASKS if (importer := task.entry_point("importer"))]
     ways: tuple[Callable[[], ExporterSettings | None], ...] = (
-        *(partial(intake.exporter_settings, properties) for intake in intakes),
+        *(partial(importer.exporter_settings, properties) for importer in importers),
         lambda: _timm(documents["config.json"]),
         lambda: _transformers(documents["preprocessor_config.json"]),
     )
@@ -232,8 +232,8 @@ def _transformers(config: Mapping[str, Any]) -> ExporterSettings | None:
     parameters["interpolation"] = FILTERS[config.get("resample", 2)]
     if config.get("do_flip_channel_order"):
         parameters["color_order"] = "BGR"
-    given = config.get("size", {})
-    size: Mapping[str, int] = given if isinstance(given, dict) else {"shortest_edge": int(given)}
+    raw_size = config.get("size", {})
+    size: Mapping[str, int] = raw_size if isinstance(raw_size, dict) else {"shortest_edge": int(raw_size)}
     shorter = size.get("shortest_edge")
     crop = config.get("crop_size") if config.get("do_center_crop") else None
     if "crop_pct" in config and shorter:

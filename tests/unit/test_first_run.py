@@ -5,8 +5,8 @@ import onnx
 import pytest
 
 from nereid.models.publish.add import AddRequest
-from nereid.models.publish.candidate import read_description
 from nereid.models.publish.examination import NetworkInput, image_pair
+from nereid.models.publish.staged_version import read_description
 from nereid.tasks.classify import examination
 from tests.networks import written
 from tests.publishing import propose

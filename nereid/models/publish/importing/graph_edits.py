@@ -83,12 +83,12 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
         before = take_name(model, output.name, "alone")
         model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
-    places: dict[str, Any] = {"starts": [0], "ends": [1], "axes": [0]}
+    arguments: dict[str, Any] = {"starts": [0], "ends": [1], "axes": [0]}
     if onnx_graph.opsets(model).get("", 0) >= 10:  # they became inputs
-        given = [_constant(model, f"{first}_{word}", numbers) for word, numbers in places.items()]
-        node = helper.make_node("Slice", [image.name, *given], [first], name=onnx_graph.FIRST_IMAGE)
+        constants = [_constant(model, f"{first}_{word}", numbers) for word, numbers in arguments.items()]
+        node = helper.make_node("Slice", [image.name, *constants], [first], name=onnx_graph.FIRST_IMAGE)
     else:
-        node = helper.make_node("Slice", [image.name], [first], name=onnx_graph.FIRST_IMAGE, **places)
+        node = helper.make_node("Slice", [image.name], [first], name=onnx_graph.FIRST_IMAGE, **arguments)
     model.graph.node.insert(0, node)
     for value in (image, *single):
         value.type.tensor_type.shape.dim[0].dim_param = BATCH
@@ -125,8 +125,8 @@ def with_axes(
 
     if onnx_graph.opsets(model).get("", 0) < since:
         return helper.make_node(operator, [source], [target], axes=axes, **more)
-    given = _constant(model, f"{target}_axes", axes)
-    return helper.make_node(operator, [source, given], [target], **more)
+    axes_input = _constant(model, f"{target}_axes", axes)
+    return helper.make_node(operator, [source, axes_input], [target], **more)
 
 
 def top_k(model: Any, source: str, targets: Sequence[str], count: int) -> Any:
@@ -152,27 +152,27 @@ def declare(value: Any, shape: Sequence[int]) -> None:
     declared = value.type.tensor_type.shape.dim
     batch = declared[0].dim_param if declared else ""
     del declared[:]
-    for place, side in enumerate(shape):
+    for axis, side in enumerate(shape):
         if side >= 0:
             declared.add().dim_value = side
         else:
-            declared.add().dim_param = (batch if not place else "") or f"{value.name}_{place}"
+            declared.add().dim_param = (batch if not axis else "") or f"{value.name}_{axis}"
 
 
 def _free_shapes(model: Any, image: str, size: int) -> None:
     """Make shapes that start with a fixed batch start with the number of images instead."""
     from onnx import helper
 
-    known, rows = _small_constants(model), ""
+    constants, rows = _small_constants(model), ""
     from_image = {image}
     for node in [*model.graph.node]:
         is_of_image = not from_image.isdisjoint(node.input)
         from_image.update(node.output if is_of_image else ())
-        place = SHAPES.get(node.op_type, len(node.input))
-        has_batch = place < len(node.input) and [*known.get(node.input[place], ())][:1] == [size]
+        index = SHAPES.get(node.op_type, len(node.input))
+        has_batch = index < len(node.input) and [*constants.get(node.input[index], ())][:1] == [size]
         if has_batch and (is_of_image or node.op_type != "Reshape"):
             rows = rows or _rows(model, image)
-            node.input[place] = _shape(model, rows, known[node.input[place]][1:])
+            node.input[index] = _shape(model, rows, constants[node.input[index]][1:])
         elif (
             node.op_type == "Concat"
             and is_of_image
@@ -246,9 +246,9 @@ def fix_size(model: Any, size: tuple[int, int]) -> Iterator[str]:
     if not any(size) or len(images) != 1 or len(dims(images[0])) != 4 or -1 not in dims(images[0])[1:]:
         return
     declared = images[0].type.tensor_type.shape.dim
-    *places, channels = (1, 2, 3) if dims(images[0])[3] in COLOURS else (2, 3, 1)
-    for place, side in zip(places, size, strict=True):
-        declared[place].dim_value = side
+    *axes, channels = (1, 2, 3) if dims(images[0])[3] in COLOURS else (2, 3, 1)
+    for axis, side in zip(axes, size, strict=True):
+        declared[axis].dim_value = side
     if dims(images[0])[channels] < 0:
         declared[channels].dim_value = COLOURS[-1]
     yield f"input '{images[0].name}' takes {size[0]} x {size[1]} pixels"
@@ -287,12 +287,12 @@ def operators(model: Any) -> Iterator[Any]:
         yield from graph.node
 
 
-def free_name(model: Any, wanted: str) -> str:
-    """Return a name that no tensor has: the wanted one, or one with a number."""
+def free_name(model: Any, preferred: str) -> str:
+    """Return a name that no tensor has: the preferred one, or one with a number."""
     used = {name for node in operators(model) for name in (*node.input, *node.output)}
     used |= {value.name for value in (*model.graph.initializer, *model.graph.input)}
-    numbered = (f"{wanted}_{number}" for number in count(2))
-    return next(name for name in chain([wanted], numbered) if name not in used)
+    numbered = (f"{preferred}_{number}" for number in count(2))
+    return next(name for name in chain([preferred], numbered) if name not in used)
 
 
 def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
@@ -305,11 +305,11 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
 
     changes, runtimes = list[str](), runtimes or supported_runtimes()
     opset = min(runtime.opset for runtime in runtimes)
-    given = onnx_graph.opsets(model).get("", 0)
-    if given > opset:
+    current_opset = onnx_graph.opsets(model).get("", 0)
+    if current_opset > opset:
         try:
             newest = max(
-                defs.get_schema(node.op_type, given, "").since_version
+                defs.get_schema(node.op_type, current_opset, "").since_version
                 for node in onnx_graph.nodes(model)
                 if node.domain in ("", "ai.onnx")
             )
@@ -317,7 +317,7 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
             return []
         if newest > opset:
             return []
-        changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
+        changes.append(f"opset {current_opset} is written as {opset}, in which its operators are the same")
         for domain in model.opset_import:
             if domain.domain in ("", "ai.onnx"):
                 domain.version = opset
@@ -340,14 +340,14 @@ def accept_colours(model: Any) -> Iterator[str]:
     if not is_channels_last and shape[1] != GREY:
         return
     channel = 3 if is_channels_last else 1
-    given, element = image.name, image.type.tensor_type.elem_type
-    grey, colours = free_name(model, f"{given}_grey"), free_name(model, f"{given}_colours")
+    input_name, element = image.name, image.type.tensor_type.elem_type
+    grey, colours = free_name(model, f"{input_name}_grey"), free_name(model, f"{input_name}_colours")
     luma = free_name(model, "luma")
     shape_of_luma = [1, 1, 1, RGB] if is_channels_last else [1, RGB, 1, 1]
     add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
     weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
     nodes = [
-        helper.make_node("Cast", [given], [colours], to=TensorProto.FLOAT),
+        helper.make_node("Cast", [input_name], [colours], to=TensorProto.FLOAT),
         helper.make_node("Mul", [colours, luma], [weighted]),
         with_axes(model, "ReduceSum", weighted, total, [channel], keepdims=1),
     ]
@@ -356,11 +356,11 @@ def accept_colours(model: Any) -> Iterator[str]:
         nodes.append(helper.make_node("Round", [total], [rounded]))
         total = rounded
     nodes.append(helper.make_node("Cast", [total], [grey], to=element))
-    _redirect(model, given, grey)
+    _redirect(model, input_name, grey)
     for number, node in enumerate(nodes):
         model.graph.node.insert(number, node)
     image.type.tensor_type.shape.dim[channel].dim_value = RGB
-    yield f"colours are converted to grey for input '{given}'"
+    yield f"colours are converted to grey for input '{input_name}'"
 
 
 def flatten(model: Any, scores: Any) -> Iterator[str]:
@@ -400,12 +400,14 @@ def _normalize(model: Any, vectors: Any) -> Iterator[str]:
     from onnx import TensorProto, helper
 
     before, name = vectors.name, free_name(model, EMBEDDING)
-    least, length, divisor = (free_name(model, f"{name}_{word}") for word in ("least", "length", "divisor"))
-    add_constant(model, helper.make_tensor(least, TensorProto.FLOAT, [], [SHORTEST]))
+    min_length, length, divisor = (
+        free_name(model, f"{name}_{word}") for word in ("least", "length", "divisor")
+    )
+    add_constant(model, helper.make_tensor(min_length, TensorProto.FLOAT, [], [SHORTEST]))
     model.graph.node.extend(
         (
             with_axes(model, "ReduceL2", before, length, [1], since=18, keepdims=1),
-            helper.make_node("Max", [length, least], [divisor]),
+            helper.make_node("Max", [length, min_length], [divisor]),
             helper.make_node("Div", [before, divisor], [name]),
         )
     )
@@ -417,16 +419,16 @@ def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
     """Rename the input and the scores, copying the tensor; a weight keeps its name."""
     from onnx import helper
 
-    nodes, (given, wanted) = model.graph.node, names
+    nodes, (new_input, new_output) = model.graph.node, names
     image = inputs(model)[:1]
-    if image and image[0].name != given and free_name(model, given) == given:
-        yield f"input '{image[0].name}' is named '{given}'"
-        nodes.insert(0, helper.make_node("Identity", [given], [image[0].name]))
-        image[0].name = given
+    if image and image[0].name != new_input and free_name(model, new_input) == new_input:
+        yield f"input '{image[0].name}' is named '{new_input}'"
+        nodes.insert(0, helper.make_node("Identity", [new_input], [image[0].name]))
+        image[0].name = new_input
     computed = {name for node in nodes for name in node.output}
-    if scores.name != wanted and wanted in computed - {output.name for output in model.graph.output}:
-        take_name(model, wanted, "inner")  # for example, logits before an appended softmax
-    if scores.name != wanted and free_name(model, wanted) == wanted:
-        yield f"output '{scores.name}' is named '{wanted}'"
-        nodes.append(helper.make_node("Identity", [scores.name], [wanted]))
-        scores.name = wanted
+    if scores.name != new_output and new_output in computed - {output.name for output in model.graph.output}:
+        take_name(model, new_output, "inner")  # for example, logits before an appended softmax
+    if scores.name != new_output and free_name(model, new_output) == new_output:
+        yield f"output '{scores.name}' is named '{new_output}'"
+        nodes.append(helper.make_node("Identity", [scores.name], [new_output]))
+        scores.name = new_output

@@ -10,7 +10,7 @@ from nereid.gateway import inference
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
 from nereid.gateway.http.upload import CancelOnDisconnect
-from nereid.gateway.inference import LENGTH
+from nereid.gateway.inference import JSON_LENGTH_HEADER
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import Operation
 from nereid.gateway.v2.inference_body import check_body_apart
@@ -22,18 +22,22 @@ _ANY_WINDOW = 47
 async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Check an inference request and have Triton run it."""
     settings = gateway.settings
-    left_s = request.start_timeout(settings.max_timeout_s, settings.max_timeout_s)
+    remaining_s = request.start_timeout(settings.max_timeout_s, settings.max_timeout_s)
     path, headers = _path(request), request.forwarded()
-    gateway.admission.check(left_s, request.key_id)
-    body = await gateway.uploads.whole(request, left_s)
+    gateway.admission.check(remaining_s, request.key_id)
+    body = await gateway.uploads.read_body(request, remaining_s)
     request.end_stage("receive")
     if b"content-encoding" in request.headers:
         body = await _unpacked(gateway, request, body)
     checked = await check_body_apart(settings, body, _json_bytes(request))
     with CancelOnDisconnect(request):
         response = await inference.run_tensors(gateway, request, path, headers, checked)
-    request.model_name = request.scope["path_params"]["model"]
-    length = [(LENGTH, response.headers[LENGTH])] if LENGTH in response.headers else []
+    request.v2_model_name = request.scope["path_params"]["model"]
+    length = (
+        [(JSON_LENGTH_HEADER, response.headers[JSON_LENGTH_HEADER])]
+        if JSON_LENGTH_HEADER in response.headers
+        else []
+    )
     return GatewayResponse(response.body, response.headers.get(b"content-type", JSON), 200, length)
 
 
@@ -41,8 +45,8 @@ async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return health, metadata, config or statistics, as Triton reports them."""
     values = request.scope["path_params"]
     path = _path(request) if "model" in values else request.scope["path"]
-    what = f"/{values['what']}" if "what" in values else ""
-    response = await inference.read(gateway, path + what)
+    suffix = f"/{values['what']}" if "what" in values else ""
+    response = await inference.read(gateway, path + suffix)
     if response.status != 200:
         if not response.body:  # for example readiness
             return GatewayResponse(b"", JSON, response.status)
@@ -57,9 +61,9 @@ def _path(request: GatewayRequest) -> str:
 
 
 def _json_bytes(request: GatewayRequest) -> int | None:
-    if LENGTH not in request.headers:
+    if JSON_LENGTH_HEADER not in request.headers:
         return None
-    text = request.header(LENGTH)
+    text = request.header(JSON_LENGTH_HEADER)
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise invalid_request(f"Inference-Header-Content-Length must be a number of bytes, got {text[:32]!r}")
     return int(text)
@@ -78,7 +82,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
         expected = "Content-Encoding: expected gzip or deflate"
         raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32]!r}")
     try:
-        await gateway.decompressions.take(request.key_id, request.left_s())
+        await gateway.decompressions.acquire(request.key_id, request.remaining_s())
     except TimeoutError:
         raise Failure(
             "deadline_exceeded", f"the body was not unpacked within {request.limit_s:.3g} s"
@@ -88,7 +92,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
         unpacked = await asyncio.to_thread(unpack, body, gateway.settings.max_body_bytes)
     finally:
         gateway.decompressions.release(request.key_id, time.monotonic() - began_s)
-    gateway.uploads.buffers.take(request.key, len(unpacked))
+    gateway.uploads.buffers.acquire(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
     return memoryview(unpacked)
 

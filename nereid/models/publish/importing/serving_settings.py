@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from nereid.base.assets import SAMPLES
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.candidate import Description
-from nereid.models.publish.intake.adaptation import NetworkChoices
-from nereid.models.publish.intake.network_facts import ANY_SIZE, ExporterSettings, NetworkFacts, Size
-from nereid.repository.layout import check_label_names
+from nereid.models.publish.importing.adaptation import NetworkChoices
+from nereid.models.publish.importing.network_facts import ANY_SIZE, ExporterSettings, NetworkFacts, Size
+from nereid.models.publish.staged_version import Description
 from nereid.repository.onnx_file import describe
+from nereid.repository.repository_index import check_label_names
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.vision.inference.signature import NetworkTensor, Signature
@@ -94,7 +94,7 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedT
         )
     if not tensor.can_batch:
         raise WrongUsage(f"input '{name}': expected images as rows of a batch, got {describe(tensor)}")
-    height, width = (wanted if side == -1 else side for side, wanted in zip(sides, size, strict=True))
+    height, width = (requested if side == -1 else side for side, requested in zip(sides, size, strict=True))
     if not height or not width:
         raise WrongUsage(
             f"input '{name}' has no fixed size, {describe(tensor)}; fix: set height and width with --size"
@@ -114,16 +114,16 @@ def read_rows(
     signature: Signature,
     output: str,
     size: Size,
-    words: tuple[str, str],
-    least: int,
+    axis_names: tuple[str, str],
+    min_columns: int,
     fix: str = "",
 ) -> ServingSettings:
-    """Read the input, and an output with at least `least` numbers for each image.
+    """Read the input, and an output with at least `min_columns` numbers for each image.
 
-    `words` name its rows and its columns, and `fix` is another remedy. WrongUsage: it has another form.
+    `axis_names` name its rows and its columns, and `fix` is another remedy. WrongUsage: it has another form.
     """
-    tensor, (rows, columns) = signature.outputs[output], words
-    if len(tensor.shape) != 2 or tensor.shape[1] < least or tensor.datatype != "TYPE_FP32":
+    tensor, (rows, columns) = signature.outputs[output], axis_names
+    if len(tensor.shape) != 2 or tensor.shape[1] < min_columns or tensor.datatype != "TYPE_FP32":
         raise WrongUsage(
             f"output '{output}': expected {rows} as FP32 [N,{columns}], got {describe(tensor)}; fix: name "
             f"another output with --output, or export the network with a fixed number of {columns}{fix}"
@@ -167,7 +167,7 @@ class ImageInput:
         return replace(choices, size=size, head=choices.head or facts.exporter_settings.head)
 
     def preprocessing(
-        self, settings: ServingSettings, exporter_settings: ExporterSettings, given: Mapping[str, str]
+        self, settings: ServingSettings, exporter_settings: ExporterSettings, parameters: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """Return all parameters of the preprocessing, and the origin of those that were not given.
 
@@ -177,19 +177,19 @@ class ImageInput:
         Raises:
             WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
         """
-        if unknown := sorted(given.keys() - PARAMETERS):
+        if unknown := sorted(parameters.keys() - PARAMETERS):
             raise WrongUsage(
                 f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
                 f"got '{unknown[0]}'"
             )
-        known = _known_parameters(settings, exporter_settings.parameters or settings.left_to_do, given)
-        if settings.left_to_do and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
+        noted = _noted_parameters(settings, exporter_settings.parameters or settings.left_to_do, parameters)
+        if settings.left_to_do and parameters.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
             # Also with a given normalisation.
-            known = {"resize": settings.left_to_do["resize"], **known}
-        parameters = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
-        if settings.is_grey and parameters.get("color_order", "RGB") != "RGB":
+            noted = {"resize": settings.left_to_do["resize"], **noted}
+        combined = {key: _per_channel(key, text) for key, text in {**noted, **parameters}.items()}
+        if settings.is_grey and combined.get("color_order", "RGB") != "RGB":
             raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
-        is_normalised = any(parameters.get(key) for key in NORMALISATION)
+        is_normalised = any(combined.get(key) for key in NORMALISATION)
         if settings.image.datatype != "TYPE_UINT8" and not is_normalised:
             problem = exporter_settings.problem
             reason = f"{problem}, which cannot be reproduced; " if problem else ""
@@ -198,14 +198,14 @@ class ImageInput:
                 f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
             )
         if settings.is_channels_last:
-            parameters["layout"] = "NHWC"
-        return parameters | _shorter_side(parameters, settings), exporter_settings.origin if known else ""
+            combined["layout"] = "NHWC"
+        return combined | _shorter_side(combined, settings), exporter_settings.origin if noted else ""
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
         """Return nothing, because the pinned model uses only preprocessing and network."""
         return {}
 
-    def repeated(
+    def repeat_choices(
         self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
     ) -> NetworkChoices:
         """Return the choices of the current version, with the size of its input."""
@@ -219,16 +219,16 @@ class ImageInput:
         return network_bytes + PROCESS_BYTES
 
 
-def _known_parameters(
-    settings: ServingSettings, known: Mapping[str, str], given: Mapping[str, str]
+def _noted_parameters(
+    settings: ServingSettings, noted: Mapping[str, str], parameters: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the parameters of a file's metadata that fit the input and the given parameters."""
-    if any(key in given for key in NORMALISATION):
+    if any(key in parameters for key in NORMALISATION):
         return {}
-    without = {other for key in given for other in REPLACES.get(key, ())}
+    without = {other for key in parameters for other in REPLACES.get(key, ())}
     if settings.image.datatype == "TYPE_UINT8":
         without |= {*NORMALISATION}
-    return {key: text for key, text in known.items() if key not in without}
+    return {key: text for key, text in noted.items() if key not in without}
 
 
 def _per_channel(key: str, text: str) -> str:
@@ -238,7 +238,7 @@ def _per_channel(key: str, text: str) -> str:
 def _shorter_side(parameters: Mapping[str, str], settings: ServingSettings) -> dict[str, str]:
     """Return the side to which images are resized before the crop, if the parameters leave it open."""
     preset = PRESETS.get(parameters.get("preset", ""), {})
-    resizes = {known.get("resize", "shorter_side") for known in (parameters, preset)}
+    resizes = {source.get("resize", "shorter_side") for source in (parameters, preset)}
     side = max(settings.sides_px)
     is_usual = bool(preset) and side == USUAL_SIDE_PX
     if "resize_shorter_px" in parameters or resizes != {"shorter_side"} or is_usual:
