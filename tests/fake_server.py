@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed
-from nereid.models.routes.location import find_routes, read_state
+from nereid.models.routes.location import find_routes, read_route_file
 from nereid.repository.repository_index import model_folders, served_versions, steps_of
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerInfo
@@ -90,7 +90,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def page(self) -> str:
         samples = dict(self.counts)
         for location in find_routes(self.repository):
-            state = read_state(location)
+            state = read_route_file(location)
             if all(entry.version in self.loaded.get(entry.model, ()) for entry in state.route().variants):
                 self._in_use[location.name] = sha256(state.content or b"").hexdigest()
             labels = f'model_instance="0",route="{location.name}",sha256="{self._in_use.get(location.name)}"'

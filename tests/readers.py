@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.reader import Networks, TextReader
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from tests.pictures import save
 
 RECOGNISER = TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"
@@ -36,7 +36,7 @@ def networks(threads: int = 1) -> Networks:
     )
 
 
-def reader(limits: Limits | None = None, other: Networks | None = None, **options: Any) -> TextReader:
+def reader(limits: ImageLimits | None = None, other: Networks | None = None, **options: Any) -> TextReader:
     return TextReader(other or networks(), Characters.from_file(RECOGNISER), limits, **options)
 
 

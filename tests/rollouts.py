@@ -6,7 +6,7 @@ from typing import Any
 from nereid.models.rollout import commands
 from nereid.models.rollout.plan import RolloutPlan, make_plan
 from nereid.models.rollout.rollout_journal import Rollout, RolloutJournals
-from nereid.models.routes.location import find_route, read_state
+from nereid.models.routes.location import find_route, read_route_file
 from nereid.server.run_dir import ServerInfo
 from tests.routes import document, variant
 
@@ -33,7 +33,7 @@ class Rollouts:
         return RolloutJournals.of(self.location).latest()
 
     def weights(self) -> dict[str, float]:
-        return {entry.name: entry.weight for entry in read_state(self.location).route().variants}
+        return {entry.name: entry.weight for entry in read_route_file(self.location).route().variants}
 
     def plan(self, **changed: Any) -> RolloutPlan:
         return make_plan(**self._values | changed)

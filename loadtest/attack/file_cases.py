@@ -32,7 +32,7 @@ from nereid.tasks.read.line_images import UprightDecoder
 from nereid.tasks.read.pdf import searchable
 from nereid.tasks.read.result import PageSize, Reading, TextLine
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.decode import Limits, read_upright_size
+from nereid.vision.imaging.decode import ImageLimits, read_upright_size
 from nereid.vision.imaging.formats.image_header import read_header
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
@@ -227,9 +227,11 @@ def _judged(text: str) -> str:
 
 
 def _classify(case: Case, folder: Path, repository: Path) -> None:
-    limits = GatewaySettings(max_pixels=Limits().max_image_pixels, max_side_px=Limits().max_image_side_px)
+    limits = GatewaySettings(
+        max_pixels=ImageLimits().max_image_pixels, max_side_px=ImageLimits().max_image_side_px
+    )
     check_size(read_header(case.content), limits)
-    preprocessor = CpuPreprocessor(Transform(64, 64, resize="letterbox"), Limits(), 1)
+    preprocessor = CpuPreprocessor(Transform(64, 64, resize="letterbox"), ImageLimits(), 1)
     (error,) = preprocessor.prepare([case.content])
     if error:
         raise error
@@ -243,13 +245,13 @@ def _classify(case: Case, folder: Path, repository: Path) -> None:
 def _read(case: Case, folder: Path, repository: Path) -> None:
     times = StageTimes()
     times.record_start(case.content)
-    UprightDecoder(Limits())(case.content, times)
+    UprightDecoder(ImageLimits())(case.content, times)
 
 
 def _document(case: Case, folder: Path, repository: Path) -> None:
     times = StageTimes()
     times.record_start(case.content)
-    pages = UprightDecoder(Limits(), 20).pages(case.content, times)
+    pages = UprightDecoder(ImageLimits(), 20).pages(case.content, times)
     sizes = tuple(PageSize(*page.size_wh) for page in pages)
     lines = (TextLine("text 文", 0.9, ((9.0, 9.0), (99.0, 9.0), (99.0, 20.0), (9.0, 20.0))),)
     try:
@@ -261,7 +263,7 @@ def _document(case: Case, folder: Path, repository: Path) -> None:
 def _detect(case: Case, folder: Path, repository: Path) -> None:
     _classify(case, folder, repository)
     try:
-        read_upright_size(case.content, Limits())
+        read_upright_size(case.content, ImageLimits())
     except InvalidImage as error:
         raise ValueError(f"the pixels were decoded, but not the size: {error}") from None
 

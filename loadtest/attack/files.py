@@ -47,7 +47,9 @@ class Worker(NamedTuple):
 def examined(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
     """Examine a network in this process; as `examination._run`."""
     contents = dict[str, Any]()
-    examiner.answer(request.to_json().decode(), lambda kind, content: contents.__setitem__(kind, content))
+    examiner.handle_request(
+        request.to_json().decode(), lambda kind, content: contents.__setitem__(kind, content)
+    )
     if "report" in contents:
         return contents["report"]
     raise Rejected(contents["rejected"]) if "rejected" in contents else ExaminationFailed(contents["failed"])

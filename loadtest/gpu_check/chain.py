@@ -21,10 +21,10 @@ from nereid.backends.triton.device_streams import (
     open_stream,
 )
 from nereid.base.assets import REPOSITORY
-from nereid.base.config.model_config import ModelConfig, read_profile
+from nereid.base.config.model_config import ModelConfig, read_config
 from nereid.base.errors import ServingError
 from nereid.insight.tune.load_generator import percentile
-from nereid.vision.imaging.decode import Buffers, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, ImageLimits, open_image
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.pipeline import Pipeline
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -42,7 +42,7 @@ MAX_CALLS = 200
 def gpu_config(model: str, version: int = 1) -> ModelConfig:
     """Return a model's config in the profile `gpu`, for an instance on the first GPU."""
     folder = REPOSITORY / model
-    return ModelConfig.from_document(read_profile(folder, PROFILE), folder, version, "GPU")
+    return ModelConfig.from_document(read_config(folder, PROFILE), folder, version, "GPU")
 
 
 def transform() -> Transform:
@@ -54,7 +54,7 @@ def on_host(preprocessing: Transform, encoded: bytes) -> np.ndarray:
     """Return the row that the CPU path computes from an image, decoded at full size."""
     out = np.empty(preprocessing.shape, DATATYPES[preprocessing.datatype])
     # No fraction of a JPEG's size is large enough for this margin.
-    replace(preprocessing, decode_margin=inf)(open_image(encoded, Limits()), out, Buffers())
+    replace(preprocessing, decode_margin=inf)(open_image(encoded, ImageLimits()), out, Buffers())
     return out
 
 
@@ -64,7 +64,7 @@ class Chain:
     def __init__(self, rows: int) -> None:
         from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
 
-        self.preprocessor = GpuPreprocessor(transform(), Limits(), rows, device_id=0)
+        self.preprocessor = GpuPreprocessor(transform(), ImageLimits(), rows, device_id=0)
         self.session = Session.from_config(gpu_config(NETWORK), BackendSettings(profile=PROFILE))
 
     def input_rows(self, count: int) -> Any:

@@ -56,8 +56,8 @@ def unload_and_load(server: EmbeddedServer, before: int) -> Findings:
     models = [model for model in known if not model_control.is_gone(model)]
     for model in models:
         model_control.unload(model)
-    deadline_s = time.monotonic() + SETTLE_S
-    while not all(map(model_control.is_gone, models)) and time.monotonic() < deadline_s:
+    deadline = time.monotonic() + SETTLE_S
+    while not all(map(model_control.is_gone, models)) and time.monotonic() < deadline:
         time.sleep(0.1)
     unloaded = wait_below(before + 1) - before
     for model in server.models:
@@ -90,8 +90,8 @@ def outcome(server: EmbeddedServer, photo: bytes) -> str:
 
 def wait_below(limit_mib: int) -> int:
     """Wait until the used memory is below a limit; returns the last value."""
-    deadline_s = time.monotonic() + SETTLE_S
-    while (used := used_mib()) >= limit_mib and time.monotonic() < deadline_s:
+    deadline = time.monotonic() + SETTLE_S
+    while (used := used_mib()) >= limit_mib and time.monotonic() < deadline:
         time.sleep(0.5)
     return used
 

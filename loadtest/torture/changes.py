@@ -16,7 +16,7 @@ from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, change_with_retry, propose_weights
 from nereid.models.routes.location import find_route
-from nereid.repository.repository_index import versions_there
+from nereid.repository.repository_index import versions_on_disk
 from nereid.server.model_control import ModelControl
 from nereid.server.supervision import supervisor
 from nereid.tasks.classify.result import Prediction
@@ -88,7 +88,7 @@ class Changes:
         answers = [[photo.answer(repository, path) for photo in photos] for path in paths]
         self._candidates = itertools.cycle(zip(paths, answers, strict=True))
         # Version numbers are never reused.
-        self._next = max(versions_there(repository / NETWORK)) + 1
+        self._next = max(versions_on_disk(repository / NETWORK)) + 1
 
     def cycle(self) -> None:
         """Publish, roll back and retire a version, move the weights and back, and load a model again."""

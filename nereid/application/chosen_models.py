@@ -5,7 +5,7 @@ from pathlib import Path
 from nereid.base import assets
 from nereid.base.contract import IMAGE
 from nereid.base.errors import WrongUsage
-from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks import DEFAULT_TASK, TASKS
 from nereid.tasks.task import Task
 
 
@@ -47,7 +47,7 @@ def find_any_model(repository: Path, name: str) -> str:
 
     check_repository(repository)
     pairs = [(task, model) for task in TASKS for model in models_with(repository, task.outputs)]
-    pairs.sort(key=lambda pair: (pair[0] is not DEFAULT, pair[1] != pair[0].model))
+    pairs.sort(key=lambda pair: (pair[0] is not DEFAULT_TASK, pair[1] != pair[0].model))
     models = [*dict.fromkeys(model for _, model in pairs)]
     models = models or [folder.name for folder in model_folders(repository) if is_model(folder)]
     if name and not (repository / name).is_dir():

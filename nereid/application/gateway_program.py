@@ -15,7 +15,7 @@ from nereid.base.tracing.records import Sampling
 from nereid.gateway.key_changes import open_ring
 from nereid.gateway.settings import GatewaySettings, ListenOptions
 from nereid.server import run_dir
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from nereid.gateway.models import ModelSource
@@ -64,7 +64,7 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
     settings, repository, run_root = options.settings, options.repository, run_dir.root(environment)
     source: ModelSource
     if repository is None:
-        source = FixedModels(options.models or (DEFAULT.model,), settings.url)
+        source = FixedModels(options.models or (DEFAULT_TASK.model,), settings.url)
     else:
         from nereid.application.repository_models import RepositoryModels
 

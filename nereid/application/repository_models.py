@@ -27,9 +27,9 @@ from nereid.models.routes.location import (
     load_current_route,
     models_with,
     preprocessing_of,
-    read_state,
+    read_route_file,
 )
-from nereid.repository.repository_index import output_names, versions_there
+from nereid.repository.repository_index import output_names, versions_on_disk
 from nereid.server.run_dir import ServerInfo
 from nereid.tasks import TASKS
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -95,8 +95,8 @@ class RepositoryModels:
     def _pinned(self, name: str) -> tuple[str, int]:
         """Return model and version of a route's default variant; of another model, its newest version."""
         if not self._is_route(name):
-            return name, max(versions_there(self._repository / name), default=1)
-        route = read_state(find_route(self._repository, name)).route()
+            return name, max(versions_on_disk(self._repository / name), default=1)
+        route = read_route_file(find_route(self._repository, name)).route()
         variant = next(variant for variant in route.variants if variant.name == route.default)
         return variant.model, variant.version
 
@@ -111,7 +111,7 @@ class RepositoryRoute:
         """Return the route file, and whether the server serves it."""
         with _failures("the route cannot be read"):
             location = find_route(self._repository, self._name)
-            loaded = load_current_route(location, read_state(location))
+            loaded = load_current_route(location, read_route_file(location))
             status, served = served_status(RunningServer.of(self._find()), location.name, loaded.sha256)
             rollout = _rollout(location)
         route, variants = loaded.route, _variants(loaded, served.breakers if served else {})

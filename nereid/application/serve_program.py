@@ -76,9 +76,9 @@ def _check_access(serve_options: ServeOptions, environment: Mapping[str, str]) -
 def _jobs(repository: Path, run_root: Path) -> list[BackgroundJob]:
     """Return the background jobs of a served repository, and those that report about it."""
 
-    def find() -> monitor.Server | None:
+    def find() -> monitor.MonitoredServer | None:
         server_info, folder = run_dir.find(run_root, repository), run_dir.find_folder(run_root, repository)
-        return monitor.Server(server_info, folder) if server_info and folder else None
+        return monitor.MonitoredServer(server_info, folder) if server_info and folder else None
 
     watcher = monitor.Monitor(repository, find, server.log)
     rollouts = partial(service.run, repository, lambda: run_dir.find(run_root, repository), log=server.log)

@@ -42,10 +42,10 @@ def read_regular(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result]:
         OSError: it cannot be read.
     """
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
+        stat_result = os.fstat(file.fileno())
+        if not stat.S_ISREG(stat_result.st_mode):
             raise InvalidConfig(f"'{path}': expected a regular file")
-        return read_at_most(file, max_bytes, str(path)), status
+        return read_at_most(file, max_bytes, str(path)), stat_result
 
 
 def read_at_most(file: BinaryIO, max_bytes: int, name: str) -> bytes:
@@ -54,10 +54,10 @@ def read_at_most(file: BinaryIO, max_bytes: int, name: str) -> bytes:
     Raises:
         InvalidConfig: it has more than `max_bytes`.
     """
-    text = file.read(max_bytes + 1)
-    if len(text) > max_bytes:
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise InvalidConfig(f"'{name}': expected at most {max_bytes:,} bytes, got more")
-    return text
+    return content
 
 
 def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
@@ -73,9 +73,9 @@ def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
         OSError: the file cannot be written.
     """
     target = Path(os.path.realpath(path))  # unlike `resolve`, also for a loop of links
-    handle, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
+    fd, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
     try:
-        with filename_in_errors(target), os.fdopen(handle, "wb") as new:
+        with filename_in_errors(target), os.fdopen(fd, "wb") as new:
             new.write(content)
             new.flush()
             _copy_owner_and_mode(target, new.fileno())
@@ -107,14 +107,14 @@ def sync(path: Path) -> None:
     Raises:
         OSError: the disk reports an error.
     """
-    handle = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(fd)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     finally:
-        os.close(handle)
+        os.close(fd)
 
 
 def state_folder(repository: Path) -> Path:
@@ -159,12 +159,12 @@ def locked_folder(folder: Path) -> Iterator[None]:
     Raises:
         OSError: the folder cannot be read.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    fd = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        os.close(fd)
 
 
 def is_locked(path: Path) -> bool:
@@ -173,27 +173,27 @@ def is_locked(path: Path) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    handle = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY)
     try:
-        return not _try_lock(handle, fcntl.LOCK_SH)
+        return not _try_lock(fd, fcntl.LOCK_SH)
     finally:
-        os.close(handle)
+        os.close(fd)
 
 
-def _try_lock(handle: int, kind: int) -> bool:
+def _try_lock(fd: int, kind: int) -> bool:
     try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _copy_owner_and_mode(target: Path, handle: int) -> None:
+def _copy_owner_and_mode(target: Path, fd: int) -> None:
     try:
         before = target.stat()
     except FileNotFoundError:
-        os.fchmod(handle, 0o644)
+        os.fchmod(fd, 0o644)
         return
     with contextlib.suppress(PermissionError):  # only root may change an owner
-        os.fchown(handle, before.st_uid, before.st_gid)
-    os.fchmod(handle, before.st_mode & 0o777)
+        os.fchown(fd, before.st_uid, before.st_gid)
+    os.fchmod(fd, before.st_mode & 0o777)

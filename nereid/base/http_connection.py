@@ -32,7 +32,7 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[HttpResponse] | None = None
+        self._pending_response: asyncio.Future[HttpResponse] | None = None
         self._response, self._pieces = HttpResponse(), list[bytes]()
         self._parser = httptools.HttpResponseParser(self)
         self._has_head = False
@@ -53,7 +53,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the next part of a response; close the connection on unexpected bytes."""
-        if self._answer is None or self._answer.done():
+        if self._pending_response is None or self._pending_response.done():
             self._foreign = data
             self.close()
             return
@@ -67,7 +67,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Start a response; close the connection if nobody awaits one. Called by the parser."""
         self._response, self._pieces, self._has_head = HttpResponse(), [], False
-        if self._answer is None or self._answer.done():
+        if self._pending_response is None or self._pending_response.done():
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -88,8 +88,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         self._response.status = self._parser.get_status_code()
         self._response.body = b"".join(self._pieces)
-        if self._answer and not self._answer.done():
-            self._answer.set_result(self._response)
+        if self._pending_response and not self._pending_response.done():
+            self._pending_response.set_result(self._response)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Tell the sender that no response will arrive, or that the body is complete."""
@@ -106,8 +106,8 @@ class HttpConnection(asyncio.Protocol):
         return ConnectionResetError("the connection ended before the response")
 
     def _fail(self, error: Exception) -> None:
-        if self._answer and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._pending_response and not self._pending_response.done():
+            self._pending_response.set_exception(error)
 
     @property
     def is_open(self) -> bool:
@@ -129,13 +129,13 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._has_head = False
         loop = asyncio.get_running_loop()
-        self._answer = loop.create_future()
+        self._pending_response = loop.create_future()
         self._transport.writelines(request)
         if timeout_s is None:
-            return await self._answer
+            return await self._pending_response
         timer = loop.call_later(timeout_s, self._fail, TimeoutError())
         try:
-            return await self._answer
+            return await self._pending_response
         finally:
             timer.cancel()
 
@@ -180,9 +180,9 @@ class HttpConnectionPool:
             OSError: there was no response; a TimeoutError without an errno means it did not arrive in time.
             HTTPException: the peer does not speak HTTP.
         """
-        head, start_s = self.build_head(method, path, headers, sum(map(len, body))), time.monotonic()
+        head, started_at = self.build_head(method, path, headers, sum(map(len, body))), time.monotonic()
         async with AcquiredConnection(self._url, self._idle, self._busy, timeout_s) as connection:
-            remaining_s = None if timeout_s is None else timeout_s - (time.monotonic() - start_s)
+            remaining_s = None if timeout_s is None else timeout_s - (time.monotonic() - started_at)
             return await connection.send([head, *filter(len, body)], remaining_s)
 
     def close(self) -> None:

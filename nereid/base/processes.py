@@ -223,7 +223,7 @@ def end_with_parent() -> Callable[[], None]:
 class BackOff:
     """Delays that grow with each failure, up to the last of `delays_s`; for restarts and repairs.
 
-    After `calm_s` seconds without a failure, they restart from the first delay. `due_s` is when the next
+    After `calm_s` seconds without a failure, they restart from the first delay. `due_at` is when the next
     attempt is due, or None while nothing has failed. All times are from the caller's monotonic clock.
     """
 
@@ -231,20 +231,20 @@ class BackOff:
         self, delays_s: Sequence[float] = (0.1, 1.0, 2.0, 5.0), calm_s: float = RESTART_CALM_S
     ) -> None:
         self._delays_s, self._calm_s = delays_s, calm_s
-        self._failures, self._start_s = 0, -inf
-        self.due_s: float | None = None
+        self._failures, self._calm_since = 0, -inf
+        self.due_at: float | None = None
 
     def record_start(self, now_s: float) -> None:
         """Record the start of an attempt, or the time from which it counts as successful."""
-        self._start_s, self.due_s = now_s, None
+        self._calm_since, self.due_at = now_s, None
 
     def record_failure(self, now_s: float) -> float:
         """Record a failure, and return the seconds to wait before the next attempt."""
-        if now_s - self._start_s >= self._calm_s:
+        if now_s - self._calm_since >= self._calm_s:
             self._failures = 0
         delay_s = self._delays_s[min(self._failures, len(self._delays_s) - 1)]
         self._failures += 1
-        self._start_s, self.due_s = now_s, now_s + delay_s
+        self._calm_since, self.due_at = now_s, now_s + delay_s
         return delay_s
 
 

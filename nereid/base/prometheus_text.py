@@ -96,7 +96,7 @@ class MetricSamples:
             if _has(series_labels, labels) and not any(
                 _has(series_labels, {key: bad}) for key, bad in excluding.items()
             ):
-                sums[tuple(series_labels.get(label, "") for label in by)] += value
+                sums[tuple(series_labels.get(label_value, "") for label_value in by)] += value
         return dict(sums)
 
     def gauge(self, name: str, labels: LabelMatchers = ANY) -> float | None:
@@ -141,7 +141,7 @@ def _has(labels: Mapping[str, str], matchers: LabelMatchers) -> bool:
 def _owner(name: str, labels: LabelSet) -> tuple[str, LabelSet]:
     """Return the histogram that a series belongs to; any other series is returned unchanged."""
     histogram = re.sub("_(bucket|sum|count)$", "", name)
-    return histogram, frozenset(label for label in labels if label[0] != BOUND)
+    return histogram, frozenset(label_value for label_value in labels if label_value[0] != BOUND)
 
 
 def without_lag(buckets: Mapping[float, float]) -> dict[float, float]:
@@ -226,7 +226,7 @@ def render(
         lines += [f"# HELP {prefix}{name} {spec.description}", f"# TYPE {prefix}{name} {spec.kind.lower()}"]
         for (family, labels), value in sorted(samples.items()):
             if family == name:
-                label_text = ",".join(f'{key}="{_escape(label)}"' for key, label in labels)
+                label_text = ",".join(f'{key}="{_escape(label_value)}"' for key, label_value in labels)
                 lines.append(f"{prefix}{name}{f'{{{label_text}}}' if label_text else ''} {value:.15g}")
     return "\n".join(lines) + "\n"
 

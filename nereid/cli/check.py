@@ -41,12 +41,12 @@ def check(
     checked. With --json, the checks that passed are also listed.
     """
     from nereid.models.routes.location import check_repository
-    from nereid.repository import check as examination
+    from nereid.repository import check as repository_check
 
     check_repository(repository)
     if model:
         find_any_model(repository, model)
-    findings = [finding for finding in examination.check(repository) if model in ("", finding.model)]
+    findings = [finding for finding in repository_check.check(repository) if model in ("", finding.model)]
     if as_json:
         print_json(findings)
     else:
@@ -57,7 +57,7 @@ def check(
         ]
         if rows:
             print_table("", "model", "check", "found", "fix", rows=rows)
-        print(examination.summarize(repository, findings, model))
+        print(repository_check.summarize(repository, findings, model))
     failures = [finding for finding in findings if finding.verdict == "fail"]
     if failures:
         first = f"{failures[0].model}, {failures[0].what}: {failures[0].found}"

@@ -13,7 +13,7 @@ from nereid.base.assets import COFFEE
 from nereid.base.errors import OperationFailed, ServerError, WrongUsage
 from nereid.base.units import format_ms
 from nereid.cli import options
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT_TASK
 from nereid.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def init(
     """
     if folder.exists() and not folder.is_dir():
         raise WrongUsage(f"'{folder}' already exists and is not an empty folder; fix: name a new folder")
-    source = (PACKAGED_TASKS[task] if task else DEFAULT).default_repository
+    source = (PACKAGED_TASKS[task] if task else DEFAULT_TASK).default_repository
     is_new = not any(folder.glob("*"))
     if not is_new:
         check_room(folder, source, task)
@@ -88,8 +88,8 @@ def demo(
 
     With --task read, the server reads the text of a sample parcel label, or of IMAGE.
     """
-    chosen = options.PACKAGED_TASKS[task] if task else DEFAULT
-    if chosen is not DEFAULT:
+    chosen = options.PACKAGED_TASKS[task] if task else DEFAULT_TASK
+    if chosen is not DEFAULT_TASK:
         show_result(context, chosen, image or chosen.sample or COFFEE)
     elif image:
         raise WrongUsage("IMAGE needs --task read; fix: nereid demo --task read IMAGE")
@@ -104,7 +104,7 @@ def running_server(context: typer.Context, task: Task) -> "Iterator[TritonOption
     from nereid.server.embedded_server import EmbeddedServer
     from nereid.server.ports import Ports, free_ports
 
-    begin_s = time.monotonic()
+    started_at = time.monotonic()
     started = TritonOptions(task.default_repository, DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
     print(
         f"starting the Triton server of nvidia-pytriton with the models of task `{task.name}` …", flush=True
@@ -113,7 +113,7 @@ def running_server(context: typer.Context, task: Task) -> "Iterator[TritonOption
         tempfile.TemporaryDirectory() as run_dir,
         EmbeddedServer(started, Path(run_dir), options.environment(context)),
     ):
-        print(f"every model answers after {time.monotonic() - begin_s:.1f} s", flush=True)
+        print(f"every model answers after {time.monotonic() - started_at:.1f} s", flush=True)
         yield started
 
 
@@ -135,12 +135,12 @@ def show_result(context: typer.Context, task: Task, image: Path) -> None:
             f"{server.host}:{server.ports.http}", "http", timeout_s=TIMEOUT_S
         ) as client,
     ):
-        begin_s = time.monotonic()
+        started_at = time.monotonic()
         try:
             result = client.infer(encoded)
         except RequestRefused as error:
             raise OperationFailed(str(error)) from None
-        print(f"{image.name}: {task.past_participle} in {format_ms((time.monotonic() - begin_s) * 1e3)}")
+        print(f"{image.name}: {task.past_participle} in {format_ms((time.monotonic() - started_at) * 1e3)}")
         task.entry_point("view").show(result)
     print(f"stopped; `nereid serve --task {task.name}` keeps the server running")
 
@@ -151,7 +151,7 @@ def show_versions(context: typer.Context) -> None:
 
     from nereid.cli.tables import console
 
-    with running_server(context, DEFAULT) as server:
+    with running_server(context, DEFAULT_TASK) as server:
         table = Table("label", "probability", "model version", "HTTP", "gRPC")
         for version in NETWORKS:
             add_rows(table, version, measure(server, version, "http"), measure(server, version, "grpc"))
@@ -163,7 +163,7 @@ def show_versions(context: typer.Context) -> None:
 def measure(server: "TritonOptions", version: str, protocol: "ProtocolName") -> Any:
     """Classify the sample photo on one version; returns the last of a few responses, on a warm connection."""
     url = f"{server.host}:{getattr(server.ports, protocol)}"
-    with DEFAULT.entry_point("client")(url, protocol) as client:
+    with DEFAULT_TASK.entry_point("client")(url, protocol) as client:
         return [client.infer(COFFEE, version=version, top_k=TOP) for _ in range(WARM_UP_REQUESTS)][-1]
 
 

@@ -13,7 +13,7 @@ from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
 from nereid.gateway.settings import KEEP_ALIVE_S, GatewaySettings, ListenOptions
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT_TASK
 
 MAX_WORKERS = 64
 
@@ -32,7 +32,7 @@ def gateway(
             help="Model that answers requests that name no model. With --url, repeat the option to offer "
             "more models; without it, all routes of the repository are offered.",
             autocompletion=complete_model,
-            show_default=f"`{DEFAULT.model}`, or the first model of the repository",
+            show_default=f"`{DEFAULT_TASK.model}`, or the first model of the repository",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

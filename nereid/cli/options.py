@@ -9,7 +9,7 @@ import typer
 
 from nereid.base import assets
 from nereid.base.errors import WrongUsage
-from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks import DEFAULT_TASK, TASKS
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
@@ -111,7 +111,7 @@ Profile: TypeAlias = Annotated[
 _OfTask: Any = Literal[tuple(PACKAGED_TASKS)]  # Typer refuses other names
 Task: TypeAlias = Annotated[
     _OfTask | None,
-    typer.Option(help="Use the package's own models for this task.", show_default=DEFAULT.name),
+    typer.Option(help="Use the package's own models for this task.", show_default=DEFAULT_TASK.name),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 AccessLog: TypeAlias = Annotated[

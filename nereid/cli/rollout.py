@@ -317,7 +317,7 @@ def _print_forecast(forecasts: "Sequence[Forecast]") -> None:
             forecast.step,
             f"{forecast.requests:,}" if forecast.requests else "—",
             "unknown (no traffic)" if math.isinf(forecast.seconds) else f"{forecast.seconds:,.0f} s",
-            forecast.event,
+            forecast.limited_by,
         )
         for forecast in forecasts
     ]

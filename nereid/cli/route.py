@@ -217,7 +217,7 @@ def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteFileSnapsh
     from nereid.models.routes import location as routes
 
     location = routes.find_route(repository, route)
-    return location, routes.read_state(location)
+    return location, routes.read_route_file(location)
 
 
 def _report_damage(location: "RouteLocation") -> None:

@@ -240,10 +240,10 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     names = [index for index in shown if not columns[index].is_number]
     while sum(widths.values()) + len(widths) - 1 > width and max(widths[index] for index in names) > MIN_NAME:
         widths[max(names, key=lambda index: widths[index])] -= 1
-    for index, max_width in widths.items():
+    for index, column_width in widths.items():
         side: Literal["left", "right"] = "right" if columns[index].is_number else "left"
         table.add_column(
-            columns[index].heading, justify=side, no_wrap=True, overflow="ellipsis", width=max_width
+            columns[index].heading, justify=side, no_wrap=True, overflow="ellipsis", width=column_width
         )
     for row in rows:
         table.add_row(*(Text(row[index]) for index in shown))  # Text: a name may look like markup

@@ -46,13 +46,13 @@ class ModelRequest:
 
     checked: CheckedOptions
     attempts: Attempts
-    began_s: float
-    encoded_s: float = 0.0
+    started_at: float
+    encoded_at: float = 0.0
 
     def timings(self) -> Timings:
         """Return the time spent so far; the parts of a batch add to the request's time."""
-        encode_ms = round((self.encoded_s - self.began_s) * 1e3, 3)
-        request_ms = round((time.perf_counter() - self.encoded_s) * 1e3, 3)
+        encode_ms = round((self.encoded_at - self.started_at) * 1e3, 3)
+        request_ms = round((time.perf_counter() - self.encoded_at) * 1e3, 3)
         return Timings(encode_ms, request_ms, self.attempts.count)
 
 
@@ -135,15 +135,15 @@ class BaseClient(ABC, Generic[Result]):
         return batch.outcomes()
 
     def _start(self, options: RequestOptions, is_for_scores: bool = False) -> ModelRequest:
-        began_s = time.perf_counter()
+        started_at = time.perf_counter()
         checked = check_options(options, self._timeout_s, is_for_scores, self.kind.options)
-        return ModelRequest(checked, Attempts(self._budget, checked.timeout_s), began_s)
+        return ModelRequest(checked, Attempts(self._budget, checked.timeout_s), started_at)
 
     async def _encoded(
         self, request: ModelRequest, encoder: Callable[[ImageLike], Encoded], images: Sequence[ImageLike]
     ) -> list[Encoded]:
         encoded = [await self._connection.convert(encoder, image) for image in images]
-        request.encoded_s = time.perf_counter()
+        request.encoded_at = time.perf_counter()
         return encoded
 
     async def _results(self, request: ModelRequest, files: Sequence[bytes]) -> list[Result]:

@@ -340,7 +340,7 @@ def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
     return list(addresses)
 
 
-_LENGTH = JSON_LENGTH_HEADER.lower().encode()
+_JSON_LENGTH_HEADER = JSON_LENGTH_HEADER.lower().encode()
 
 
 class AsyncRestClient(RestMethods):
@@ -368,7 +368,7 @@ class AsyncRestClient(RestMethods):
             response = await connection.send([head, *filter(None, request.body)])
             if response.status == http.client.OK:
                 # A malformed response, or one to another request, closes the connection.
-                result = request.read(response.body, json_size_of(response.headers.get(_LENGTH)))
+                result = request.read(response.body, json_size_of(response.headers.get(_JSON_LENGTH_HEADER)))
         if response.status != http.client.OK:
             raise failure_of(response.status, response.body)
         return result

@@ -151,7 +151,7 @@ class SharedMemory:
             cuda_library()
         self.refusal = ""
         self._kind, self._connection, self._clock = kind, connection, clock
-        self._retry_at_s = self._release_at_s = 0.0
+        self._retry_at = self._release_at = 0.0
         self._is_closed = self._is_swept = False
         self._owner, self._lock = os.getpid(), threading.Lock()
         self._idle: list[Region] = []
@@ -172,21 +172,21 @@ class SharedMemory:
             ClassifierError: the request failed.
             RuntimeError: the classifier is closed.
         """
-        if self.refusal and self._clock() < self._retry_at_s:
+        if self.refusal and self._clock() < self._retry_at:
             return None
         if os.getpid() != self._owner:  # a forked process leaves the regions to its parent
             self._owner, self._lock, self._idle, self._retired = os.getpid(), threading.Lock(), [], []
         try:
-            if self._retired and self._clock() >= self._release_at_s:
-                self._release_at_s = self._clock() + RELEASE_RETRY_INTERVAL_S
+            if self._retired and self._clock() >= self._release_at:
+                self._release_at = self._clock() + RELEASE_RETRY_INTERVAL_S
                 with suppress(TimedOut, Unreachable):  # regions can wait; the request has its own attempts
                     if not await self._release_retired(self._connection, attempts.remaining_s):
-                        self._release_at_s = 0.0
+                        self._release_at = 0.0
             result = await self._infer(files, attempts, infer)
         except SharedMemoryRefused as error:
             with self._lock:  # requests in several threads may fail together, but only one warns
                 is_new = not self.refusal
-                self.refusal, self._retry_at_s = str(error), self._clock() + RETRY_INTERVAL_S
+                self.refusal, self._retry_at = str(error), self._clock() + RETRY_INTERVAL_S
             if is_new:
                 log.warning("images are sent in requests, not in shared memory: %s", error)
             return None
@@ -195,7 +195,7 @@ class SharedMemory:
 
     def on_reconnect(self) -> None:
         """Try shared memory again on the next request, because a different server may respond."""
-        self._retry_at_s = 0.0
+        self._retry_at = 0.0
 
     def close(self) -> None:
         """Release the regions on the server and remove them; a request in flight removes its own."""

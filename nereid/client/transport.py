@@ -20,7 +20,7 @@ from nereid.client.request import CHANNEL_OPTIONS, ProtocolName
 from nereid.client.rest import AsyncRestClient, RestClient
 
 # Errors raised for a response that is not HTTP or not JSON.
-NOT_HTTP_ERRORS = (http.client.BadStatusLine, ValueError)
+NOT_TRITON_ERRORS = (http.client.BadStatusLine, ValueError)
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
 Headers = Mapping[str, str]
 NO_HEADERS: Headers = {}
@@ -160,7 +160,7 @@ def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) ->
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
     # A broken connection is also an OSError.
     if (
-        isinstance(error, NOT_HTTP_ERRORS)
+        isinstance(error, NOT_TRITON_ERRORS)
         and not isinstance(error, OSError)
         and not connection_hint(str(error))
     ):

@@ -33,12 +33,12 @@ class _Mean:
     Attributes:
         in_flight_s: from admission to response.
         share_s: the same, divided by the number of requests in flight.
-        at_s: time of the last change.
+        changed_at: time of the last change.
     """
 
     in_flight_s: float
     share_s: float
-    at_s: float
+    changed_at: float
 
 
 class UnitLatencies:
@@ -54,7 +54,7 @@ class UnitLatencies:
         # Models, and the keys of each model, are ordered by last change, newest last.
         self._means: dict[str, dict[str, _Mean]] = {}
 
-    def most_in_flight(self, key_id: str, model: str) -> int:
+    def max_in_flight_of(self, key_id: str, model: str) -> int:
         """Return how many of a key's requests to a model may be in flight, leaving instances for others.
 
         One until their cost is known; half the cores if they are slow.
@@ -121,7 +121,7 @@ class UnitLatencies:
         return int(units) - cost if units >= LARGE_COST * cost else 0
 
     def _keep(self, key_id: str, model: str, means: dict[str, _Mean], mean: _Mean, now_s: float) -> None:
-        means[key_id], mean.at_s = mean, now_s
+        means[key_id], mean.changed_at = mean, now_s
         self._means.pop(model, None)
         self._means[model] = means
         if len(self._means) > MAX_MODELS:
@@ -129,8 +129,8 @@ class UnitLatencies:
 
     def _recent(self, model: str) -> dict[str, _Mean]:
         """Return the means of the keys that used a model recently, and forget the others."""
-        means, oldest_s = self._means.get(model, {}), self._clock() - KEY_IDLE_TIMEOUT_S
-        while means and means[oldest := next(iter(means))].at_s < oldest_s:
+        means, oldest_at = self._means.get(model, {}), self._clock() - KEY_IDLE_TIMEOUT_S
+        while means and means[oldest := next(iter(means))].changed_at < oldest_at:
             del means[oldest]
         return means
 
@@ -165,7 +165,7 @@ class FairQueue:
     def __init__(self, limit: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
         # The key seen last, and when; and when any other key was last seen.
-        self._newest, self._newest_s, self._others_s = "", -inf, -inf
+        self._newest, self._newest_at, self._others_at = "", -inf, -inf
         # The key that got a turn most recently comes last.
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
         self._in_use_by_key = Counter[str]()
@@ -197,8 +197,8 @@ class FairQueue:
             TimeoutError: no turn became free in time.
         """
         if key_id != self._newest:
-            self._newest, self._others_s = key_id, self._newest_s
-        self._newest_s = self._clock()
+            self._newest, self._others_at = key_id, self._newest_at
+        self._newest_at = self._clock()
         if key_id not in self._queues and not self._in_use_by_key[key_id]:
             self._used_s[key_id] = max(self._used_s[key_id], self._now_s)
         if not self._queues and self._may_acquire(key_id, self._limit()):
@@ -247,9 +247,9 @@ class FairQueue:
         )
 
     def _is_alone(self, key_id: str) -> bool:
-        others_s = self._others_s if key_id == self._newest else self._newest_s
+        others_at = self._others_at if key_id == self._newest else self._newest_at
         has_others = self.in_use > self._in_use_by_key[key_id] or self._queues.keys() - {key_id}
-        return not has_others and self._clock() - others_s > KEY_IDLE_TIMEOUT_S
+        return not has_others and self._clock() - others_at > KEY_IDLE_TIMEOUT_S
 
     def _next(self) -> str | None:
         """Return the key that is next, assuming that unfinished turns last as long as its latest one."""
@@ -310,13 +310,13 @@ class ConcurrencyLimit:
         self._min_limit = min(MIN_LIMIT, self._max_limit)
         self._limit = min(INITIAL_LIMIT, self._max_limit)
         self._base_s = self.rtt_s = 0.0
-        self._probed_s = now_s
+        self._probed_at = now_s
         self._open(now_s)
 
     def _open(self, now_s: float, is_probing: bool = False) -> None:
-        self._opened_s, self._is_probing = now_s, is_probing
+        self._opened_at, self._is_probing = now_s, is_probing
         # Ignore requests sent before the queue shrank, because they waited in the longer queue.
-        self._since_s = inf if is_probing else -inf
+        self._since = inf if is_probing else -inf
         self._samples = self._peak = 0
         self._sum_s = 0.0
         self._set(self._limit)
@@ -329,13 +329,13 @@ class ConcurrencyLimit:
         """Record a response that took `rtt_s` seconds and left `in_flight` requests in flight."""
         self._peak = max(self._peak, in_flight + 1)
         if in_flight < self.limit:
-            self._since_s = min(self._since_s, now_s)
-        if now_s - rtt_s < self._since_s:
+            self._since = min(self._since, now_s)
+        if now_s - rtt_s < self._since:
             return
         self._samples += 1
         self._sum_s += rtt_s
         required_samples = PROBE_SAMPLES if self._is_probing else WINDOW_SAMPLES
-        age_s = now_s - self._opened_s
+        age_s = now_s - self._opened_at
         if age_s >= (MIN_WINDOW_S if self._samples >= required_samples else MAX_WINDOW_S):
             self._close(now_s)
 
@@ -349,7 +349,7 @@ class ConcurrencyLimit:
         if self._is_probing or is_quiet:
             weight = 1.0 if self._is_probing or not self._base_s else QUIET_SMOOTHING
             self._base_s += weight * (self.rtt_s - self._base_s)
-            self._probed_s = now_s
+            self._probed_at = now_s
         elif self._base_s:
             self._update()
         self._open(now_s, is_probing=not is_quiet and self._is_stale(now_s))
@@ -358,7 +358,7 @@ class ConcurrencyLimit:
         # At the minimum and still slow, or faster than with half as many: the baseline is wrong.
         is_slower = self._limit <= self._min_limit and self.rtt_s > TOLERANCE * self._base_s
         is_faster = self.rtt_s < self._base_s / TOLERANCE
-        return is_slower or is_faster or not self._base_s or now_s - self._probed_s >= PROBE_INTERVAL_S
+        return is_slower or is_faster or not self._base_s or now_s - self._probed_at >= PROBE_INTERVAL_S
 
     def _update(self) -> None:
         gradient = min(1.0, max(0.5, TOLERANCE * self._base_s / self.rtt_s))
@@ -455,7 +455,7 @@ class Admission:
             Failure: as for `check`, or `deadline_exceeded` if no slot became free in time.
         """
         self.check(remaining_s, key_id)
-        slot, deadline_s = Slot(self, key_id, model, sum(costs)), self._clock() + remaining_s
+        slot, deadline = Slot(self, key_id, model, sum(costs)), self._clock() + remaining_s
         try:
             is_large = max(costs) >= LARGE_COST
             # Large images wait for each other; while their key's cost is unknown, also for its small ones.
@@ -467,8 +467,8 @@ class Admission:
             if is_large or (key_id and self.unit_latencies.is_costly(key_id, model)):
                 self._check_large(self._large.waiting_of(key_id))
                 slot.is_large = True
-                await slot.wait(self._large, key_id, max(0.0, deadline_s - self._clock()))
-            await slot.wait(self._turns, key_id, max(0.0, deadline_s - self._clock()))
+                await slot.wait(self._large, key_id, max(0.0, deadline - self._clock()))
+            await slot.wait(self._turns, key_id, max(0.0, deadline - self._clock()))
         except BaseException as error:
             slot.release()
             if not isinstance(error, TimeoutError):
@@ -488,7 +488,7 @@ class Admission:
 
     def _own_turns(self, key_id: str, model: str) -> FairQueue:
         if (key_id, model) not in self._own:
-            limit = partial(self.unit_latencies.most_in_flight, key_id, model)
+            limit = partial(self.unit_latencies.max_in_flight_of, key_id, model)
             self._own[key_id, model] = FairQueue(limit, self._clock)
         return self._own[key_id, model]
 
@@ -514,11 +514,20 @@ class Slot:
         is_large: whether it is in the large-image lane.
     """
 
-    __slots__ = ("_admission", "_cost", "_in_flight", "_key_id", "_model", "_start_s", "_turns", "is_large")
+    __slots__ = (
+        "_admission",
+        "_cost",
+        "_in_flight",
+        "_key_id",
+        "_model",
+        "_started_at",
+        "_turns",
+        "is_large",
+    )
 
     def __init__(self, admission: Admission, key_id: str, model: str, cost: int) -> None:
         self._admission, self._key_id, self._model, self._cost = admission, key_id, model, cost
-        self._start_s, self._in_flight = inf, 1
+        self._started_at, self._in_flight = inf, 1
         self._turns: list[tuple[FairQueue, str]] = []
         self.is_large = False
 
@@ -529,7 +538,7 @@ class Slot:
 
     def begin(self) -> None:
         """Mark the request as in flight from now on."""
-        self._start_s, self._in_flight = self._admission._clock(), self._admission._turns.in_use
+        self._started_at, self._in_flight = self._admission._clock(), self._admission._turns.in_use
 
     def measure(self, is_answered: bool) -> int:
         """Record the request's time in flight and return the units it cost beyond those it declared."""
@@ -543,7 +552,7 @@ class Slot:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
         admission, now_s = self._admission, self._admission._clock()
         if not self.is_large and self._cost == 1:
-            admission._concurrency_limit.sample(now_s - self._start_s, admission._turns.in_use - 1, now_s)
+            admission._concurrency_limit.sample(now_s - self._started_at, admission._turns.in_use - 1, now_s)
         self.release()
 
     def release_rejected(self) -> None:
@@ -571,9 +580,9 @@ class Slot:
         unit_latencies = admission.unit_latencies
         each_s = max(admission._concurrency_limit.rtt_s, unit_latencies.expected_s(self._key_id, self._model))
         rest_s = each_s * self._cost * (LARGE_MARGIN if self.is_large else 1) - spent_s
-        if self.is_large or unit_latencies.most_in_flight(self._key_id, self._model) < sys.maxsize:
+        if self.is_large or unit_latencies.max_in_flight_of(self._key_id, self._model) < sys.maxsize:
             rest_s = max(rest_s, ASSUMED_REMAINING_S - spent_s, spent_s)
         return max(0.0, min(rest_s, MAX_LATE_HOLD_S))
 
     def _in_flight_s(self) -> float:
-        return max(0.0, self._admission._clock() - self._start_s)
+        return max(0.0, self._admission._clock() - self._started_at)

@@ -31,7 +31,7 @@ Code = Literal[
     "unreachable",
     "deadline_exceeded",
 ]
-FaultParty = Literal["caller", "load", "server"]
+FaultSource = Literal["caller", "load", "server"]
 
 
 class GrpcStatus(IntEnum):
@@ -63,7 +63,7 @@ class ErrorKind(NamedTuple):
 
     status: int
     grpc: GrpcStatus
-    fault: FaultParty = "caller"
+    fault: FaultSource = "caller"
     is_retryable: bool = False
     prefix: str = ""
 

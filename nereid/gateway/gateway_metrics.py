@@ -260,7 +260,7 @@ class RecentLoad:
 
 
 def _by_second(windows: Iterable[LoadWindow], seconds: range) -> dict[int, SecondCounts]:
-    """Sum the counts of all workers in a window; other workers' reports may be a few seconds old."""
+    """Sum the counts of all workers in some seconds; other workers' reports may be a few seconds old."""
     totals: dict[int, SecondCounts] = {}
     for entry in (entry for window in windows for entry in window.seconds if entry.second in seconds):
         total = totals.setdefault(entry.second, SecondCounts(entry.second))

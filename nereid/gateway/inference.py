@@ -34,7 +34,7 @@ from nereid.gateway.v2.inference_body import (
     CLASSIFICATION,
     LENGTH_BYTES,
     CheckedBody,
-    Inference,
+    InferenceRequest,
     Input,
     Output,
     check_classification,
@@ -147,7 +147,7 @@ async def run_tensors(
         Failure: the request was not admitted, failed, or got no response in time.
     """
     if checked.classified:
-        described = await read(gateway, path, request.remaining_s())
+        described = await get_from_triton(gateway, path, request.remaining_s())
         if described.status != HTTPStatus.OK:
             raise failure_of(described)
         check_classification(json.loads(described.body), checked.classified)
@@ -155,7 +155,7 @@ async def run_tensors(
     return response
 
 
-async def read(gateway: "Gateway", path: str, timeout_s: float = inf) -> HttpResponse:
+async def get_from_triton(gateway: "Gateway", path: str, timeout_s: float = inf) -> HttpResponse:
     """Return Triton's response to a GET request, waiting at most the default request timeout.
 
     Raises:
@@ -163,7 +163,7 @@ async def read(gateway: "Gateway", path: str, timeout_s: float = inf) -> HttpRes
     """
     try:
         timeout_s = min(timeout_s, gateway.settings.default_timeout_s)
-        return await request(gateway.triton, "GET", path, timeout_s=timeout_s)
+        return await send_to_triton(gateway.triton, "GET", path, timeout_s=timeout_s)
     except TimeoutError:
         raise Failure("deadline_exceeded", "the server does not respond") from None
 
@@ -242,7 +242,7 @@ class ImageInference:
         Raises:
             Failure: the model cannot be reached or has a different task.
         """
-        response = await request(triton, "GET", self.offered_model.path, timeout_s=remaining_s)
+        response = await send_to_triton(triton, "GET", self.offered_model.path, timeout_s=remaining_s)
         if response.status != HTTPStatus.OK:
             raise self._rejected(response)
         try:
@@ -262,7 +262,7 @@ class ImageInference:
         """Return path, headers and body of the request to Triton."""
         size, outputs = len(self._image), self._outputs
         head = msgspec.json.encode(
-            Inference(
+            InferenceRequest(
                 [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})],
                 self._id,
                 outputs,
@@ -316,7 +316,9 @@ class ImageInference:
         return failure
 
 
-async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorInference | ImageInference") -> Any:
+async def run(
+    gateway: "Gateway", request: "GatewayRequest", inference: "TensorInference | ImageInference"
+) -> Any:
     """Run an inference within its time limit and the limits of its key and the server; return its result.
 
     Raises:
@@ -324,10 +326,10 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorInfere
     """
     outcome, variant = "inference_failed", ""
     try:
-        call.check(gateway.settings)
-        if call.debt:
-            gateway.quotas.take(request.key, call.debt, is_debt=True)
-        result = await _admit_and_send(gateway, request, call)
+        inference.check(gateway.settings)
+        if inference.debt:
+            gateway.quotas.take(request.key, inference.debt, is_debt=True)
+        result = await _admit_and_send(gateway, request, inference)
         outcome, variant = "ok", getattr(result, "variant", "")
     except Failure as failure:
         outcome = failure.code
@@ -336,46 +338,46 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorInfere
         outcome = CLIENT_CLOSED
         raise
     finally:
-        account(gateway, request, call, outcome, variant)
+        account(gateway, request, inference, outcome, variant)
     return result
 
 
 def account(
     gateway: "Gateway",
     request: "GatewayRequest",
-    call: "TensorInference | ImageInference",
+    inference: "TensorInference | ImageInference",
     outcome: str,
     variant: str,
 ) -> None:
     """Record a finished inference: its outcome and the durations of its stages."""
-    if call.offered_model is None:
-        request.stages_s |= call.stages_s
+    if inference.offered_model is None:
+        request.stages_s |= inference.stages_s
         return
     request.images += 1
-    call.variant = gateway.metrics.count_image(
-        request.endpoint, call.offered_model.name, variant, outcome, call.stages_s
+    inference.variant = gateway.metrics.count_image(
+        request.endpoint, inference.offered_model.name, variant, outcome, inference.stages_s
     )
-    call.offered_model.recent_load.record(outcome, call.variant, sum(call.stages_s.values()))
+    inference.offered_model.recent_load.record(outcome, inference.variant, sum(inference.stages_s.values()))
 
 
 async def _admit_and_send(
-    gateway: "Gateway", request: "GatewayRequest", call: "TensorInference | ImageInference"
+    gateway: "Gateway", request: "GatewayRequest", inference: "TensorInference | ImageInference"
 ) -> Any:
     admission, spans = gateway.admission, request.spans
     # Without tracing, nobody reads the span of an inference.
     span = spans.context.child() if spans.is_forwarded else spans.context
-    remaining_s, began_s = request.remaining_s(), time.perf_counter()
+    remaining_s, started_at = request.remaining_s(), time.perf_counter()
     try:
-        slot = await admission.acquire(remaining_s, request.key_id, call.costs, call.path)
+        slot = await admission.acquire(remaining_s, request.key_id, inference.costs, inference.path)
     finally:
-        call.stages_s["admission"] = time.perf_counter() - began_s
+        inference.stages_s["admission"] = time.perf_counter() - started_at
         if spans.is_traced:
-            spans.add("admission", call.stages_s["admission"], of=span.span_id)
-    began_s = time.perf_counter()
+            spans.add("admission", inference.stages_s["admission"], of=span.span_id)
+    started_at = time.perf_counter()
     trace = [(b"traceparent", str(span).encode())] if spans.is_forwarded else []
     result = None
     try:
-        result = await send(gateway.triton, call, request.remaining_s, trace)
+        result = await send(gateway.triton, inference, request.remaining_s, trace)
     except (TimeoutError, asyncio.CancelledError) as error:
         _release_later(slot)
         if isinstance(error, TimeoutError):
@@ -392,9 +394,9 @@ async def _admit_and_send(
         raise
     finally:
         gateway.quotas.take(request.key, slot.measure(result is not None), is_debt=True)
-        call.stages_s["inference"] = time.perf_counter() - began_s
+        inference.stages_s["inference"] = time.perf_counter() - started_at
         if spans.is_traced:
-            spans.add("inference", call.stages_s["inference"], span)
+            spans.add("inference", inference.stages_s["inference"], span)
     slot.release_answered()
     return result
 
@@ -406,7 +408,7 @@ def _release_later(slot: "Slot") -> None:
 
 async def send(
     triton: HttpConnectionPool,
-    call: "TensorInference | ImageInference",
+    inference: "TensorInference | ImageInference",
     get_remaining_s: Callable[[], float],
     more_headers: Headers = (),
 ) -> Any:
@@ -414,26 +416,28 @@ async def send(
 
     Args:
         triton: the connections to the server.
-        call: the inference.
+        inference: the inference.
         get_remaining_s: returns the seconds left, or raises an error.
-        more_headers: headers added to the call's own.
+        more_headers: headers added to the inference's own.
 
     Raises:
         Failure: the inference failed.
         TimeoutError: there was no response in time.
     """
-    budget, attempt, remaining_s = call.budget, 1, get_remaining_s()
+    budget, attempt, remaining_s = inference.budget, 1, get_remaining_s()
     if budget:
         budget.running += 1
     try:
         while True:
             try:
-                if not call.is_prepared:
-                    await call.prepare(triton, remaining_s)
+                if not inference.is_prepared:
+                    await inference.prepare(triton, remaining_s)
                     remaining_s = get_remaining_s()
-                path, headers, parts = call.encode(remaining_s)
-                response = await request(triton, "POST", path, [*headers, *more_headers], parts, remaining_s)
-                result = call.read(response)
+                path, headers, parts = inference.encode(remaining_s)
+                response = await send_to_triton(
+                    triton, "POST", path, [*headers, *more_headers], parts, remaining_s
+                )
+                result = inference.read(response)
             except Failure as failure:
                 pause_s = next_pause_s(budget, attempt, failure.is_retryable)
                 if pause_s is None or pause_s >= get_remaining_s():
@@ -450,7 +454,7 @@ async def send(
             budget.running -= 1
 
 
-async def request(
+async def send_to_triton(
     triton: HttpConnectionPool,
     method: str,
     path: str,

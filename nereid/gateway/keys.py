@@ -78,21 +78,21 @@ def read(path: Path) -> KeyFile:
         InvalidKeys: the file cannot be read, is writable by other users, or has invalid content.
     """
     try:
-        text, status = files.read_regular(path, MAX_BYTES)
+        content, stat_result = files.read_regular(path, MAX_BYTES)
     except OSError as error:
         raise InvalidKeys(f"cannot read keys from '{path}': {error.strerror}") from None
     except InvalidConfig as error:
         raise InvalidKeys(f"cannot read keys from {error.args[0]}") from None
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if stat_result.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidKeys(f"'{path}' can be changed by others; fix: chmod 600 '{path}'")
     try:
-        return msgspec.json.decode(text, type=KeyFile)
+        return msgspec.json.decode(content, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidKeys(f"'{path}' is not a key file: {error}") from None
 
 
 def format_keys(key_file: KeyFile) -> bytes:
-    """Return the text of a key file."""
+    """Return the content of a key file."""
     return msgspec.json.format(msgspec.json.encode(key_file), indent=2) + b"\n"
 
 
@@ -148,10 +148,10 @@ class KeyRing:
 def _version(path: Path) -> tuple[int, ...]:
     """Return values that change whenever the file does; () if it does not exist."""
     try:
-        status = path.stat()
+        stat_result = path.stat()
     except OSError:
         return ()
-    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
+    return stat_result.st_mtime_ns, stat_result.st_size, stat_result.st_ino, stat_result.st_mode
 
 
 # "open": no key needed; "any": every valid key.
@@ -249,8 +249,8 @@ class Quotas:
         with self._buckets.locked(key.id if key else "") as bucket:
             now_s, left = self._clock(), float(self._burst)
             if bucket:
-                at_s, had = bucket
-                left = min(left, had + (now_s - at_s) * rate_per_s)
+                at, had = bucket
+                left = min(left, had + (now_s - at) * rate_per_s)
             is_enough = left >= tokens or is_debt
             bucket[:] = now_s, left - tokens if is_enough else left
         if not is_enough:

@@ -19,11 +19,11 @@ from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.retry import RetryBudget
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import RecentLoad
-from nereid.gateway.inference import ImageInference, request, send
+from nereid.gateway.inference import ImageInference, send, send_to_triton
 from nereid.gateway.readiness import ReadinessProbe
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
-from nereid.tasks import DEFAULT, task_of
+from nereid.tasks import DEFAULT_TASK, task_of
 from nereid.tasks.task import Task
 
 # Maximum names in an error message; a repository may have hundreds of models.
@@ -139,7 +139,7 @@ class FixedModels(ModelSource):
 
         async def metadata() -> bytes:
             with closing(HttpConnectionPool(self.url)) as triton:
-                return (await request(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
+                return (await send_to_triton(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
 
         try:
             return [output["name"] for output in json.loads(asyncio.run(metadata()))["outputs"]]
@@ -167,12 +167,12 @@ class OfferedModel:
     budget: RetryBudget = field(default_factory=RetryBudget)
     outputs: dict[tuple[str, int], list[Output]] = field(default_factory=dict)
     _finding: "asyncio.Task[None] | None" = None
-    _found_s: float = 0.0
+    _found_at: float = 0.0
 
     async def find_task(self, outputs: Callable[[str], Collection[str]]) -> None:
         """Determine the task from the outputs that a blocking function returns; callers share one call."""
         finding = self._finding
-        if finding is None or (finding.done() and time.monotonic() - self._found_s >= METADATA_PAUSE_S):
+        if finding is None or (finding.done() and time.monotonic() - self._found_at >= METADATA_PAUSE_S):
             finding = self._finding = asyncio.create_task(self._find_task(outputs))
         if not finding.done():
             await asyncio.shield(finding)
@@ -186,7 +186,7 @@ class OfferedModel:
         try:
             self.task = task_of(await asyncio.to_thread(outputs, self.name))
         finally:
-            self._found_s = time.monotonic()
+            self._found_at = time.monotonic()
 
 
 class Models:
@@ -265,11 +265,11 @@ class Models:
 
     def _add(self, name: str) -> OfferedModel:
         async def probe(image: bytes, timeout_s: float) -> None:
-            task, end_s = await self.task_of(model) or DEFAULT, time.monotonic() + timeout_s
+            task, deadline = await self.task_of(model) or DEFAULT_TASK, time.monotonic() + timeout_s
             headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
-            call = ImageInference(model, task.entry_point("result"), image, None, 1, headers, name)
+            inference = ImageInference(model, task.entry_point("result"), image, None, 1, headers, name)
             async with asyncio.timeout(timeout_s):
-                await send(self.triton, call, lambda: end_s - time.monotonic())
+                await send(self.triton, inference, lambda: deadline - time.monotonic())
 
         route = self.source.route(name)
         view = RouteView(route) if route else None

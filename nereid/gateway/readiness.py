@@ -43,7 +43,7 @@ class ReadinessProbe:
         self._infer, self._clock = infer, clock
         self._image = COFFEE.read_bytes()
         self._probing: asyncio.Task[Ready] | None = None
-        self._probed_s = 0.0
+        self._probed_at = 0.0
         self._result: Ready | None = None
 
     async def state(self) -> Ready:
@@ -57,7 +57,7 @@ class ReadinessProbe:
 
     def _recent(self, max_age_s: float) -> "asyncio.Task[Ready]":
         probing = self._probing
-        if probing is None or (probing.done() and self._clock() - self._probed_s >= max_age_s):
+        if probing is None or (probing.done() and self._clock() - self._probed_at >= max_age_s):
             probing = self._probing = asyncio.create_task(self._probe())
         return probing
 
@@ -75,5 +75,5 @@ class ReadinessProbe:
             if failure.code != "overloaded":
                 return Ready(False, failure.message)
         finally:
-            self._probed_s = self._clock()
+            self._probed_at = self._clock()
         return Ready(True)

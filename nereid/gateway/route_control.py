@@ -91,12 +91,12 @@ class RouteView:
     def __init__(self, control: RouteControl, clock: Callable[[], float] = time.monotonic) -> None:
         self._control, self._clock = control, clock
         self._reading: asyncio.Task[RouteState] | None = None
-        self._read_s = 0.0
+        self._read_at = 0.0
 
     async def show(self) -> RouteState:
         """Return the route; concurrent callers share one read."""
         reading = self._reading
-        if reading is None or (reading.done() and self._clock() - self._read_s >= self.MAX_CACHE_AGE_S):
+        if reading is None or (reading.done() and self._clock() - self._read_at >= self.MAX_CACHE_AGE_S):
             reading = self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(reading)
 
@@ -122,4 +122,4 @@ class RouteView:
         try:
             return await asyncio.to_thread(self._control.show)
         finally:
-            self._read_s = self._clock()
+            self._read_at = self._clock()

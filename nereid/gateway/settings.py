@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nereid.base.contract import HTTP_PORT, MAX_IMAGE_BYTES
 from nereid.base.tracing.records import DEFAULT_SAMPLING, Sampling
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT_TASK
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # Load balancers keep idle connections for about 60 s. If the gateway closed one first, a request could arrive
@@ -54,7 +54,7 @@ class GatewaySettings:
     """
 
     url: str = f"127.0.0.1:{HTTP_PORT}"
-    model: str = DEFAULT.model
+    model: str = DEFAULT_TASK.model
     host: str = "127.0.0.1"
     keys_needed: bool = False
     allowed_hosts: tuple[str, ...] = ()

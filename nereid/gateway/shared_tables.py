@@ -1,4 +1,4 @@
-"""Tables in memory that a gateway's workers share, and the one of its latest answers."""
+"""Tables in memory that a gateway's workers share, and the one of its latest predictions."""
 
 import fcntl
 import mmap
@@ -54,10 +54,10 @@ class SharedTable:
         replaced, oldest = 0, (True, float("inf"))
         for index in range(set_index * SLOTS_PER_SET, (set_index + 1) * SLOTS_PER_SET):
             offset = index * self._record.size
-            stored_key, at_s, *fields = self._record.unpack_from(self._memory, offset)
+            stored_key, at, *fields = self._record.unpack_from(self._memory, offset)
             if stored_key == key:
-                return offset, [at_s, *fields]
-            if (age := (stored_key != _FREE, at_s)) < oldest:
+                return offset, [at, *fields]
+            if (age := (stored_key != _FREE, at)) < oldest:
                 replaced, oldest = offset, age
         return replaced, []
 
@@ -68,8 +68,8 @@ def digest(text: str, size: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class RatedAnswer:
-    """The answer that feedback refers to; `is_first` is False if it already had feedback."""
+class RatedPrediction:
+    """The prediction that feedback refers to; `is_first` is False if it already had feedback."""
 
     model: str
     variant: str
@@ -78,42 +78,42 @@ class RatedAnswer:
 
 
 # Time, index of the best class, digest of its label, whether it had feedback, model and variant.
-_ANSWER, _MAX_NAMES, _SEPARATOR = "di8s?112s", 112, "\0"
+_PREDICTION, _MAX_NAMES, _SEPARATOR = "di8s?112s", 112, "\0"
 
 
-class RecentAnswers:
-    """The latest answers, so that feedback can refer to them.
+class RecentPredictions:
+    """The latest predictions, so that feedback can refer to them.
 
     Args:
         clock: time in seconds, from a clock that all processes share.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._answers = clock, SharedTable(_ANSWER)
+        self._clock, self._predictions = clock, SharedTable(_PREDICTION)
 
     def remember(self, name: str, model: str, variant: str, index: int, label: str) -> None:
-        """Store an answer's best class.
+        """Store a prediction's best class.
 
         Args:
-            name: id of the request; a later answer with the same id replaces it.
-            model, variant: names for the metrics; an answer with longer names is not stored.
+            name: id of the request; a later prediction with the same id replaces it.
+            model, variant: names for the metrics; a prediction with longer names is not stored.
             index, label: the best class.
         """
         names = f"{model}{_SEPARATOR}{variant}".encode()
         if len(names) <= _MAX_NAMES:
-            with self._answers.locked(name) as answer:
-                answer[:] = self._clock(), index, _label_digest(label), False, names
+            with self._predictions.locked(name) as fields:
+                fields[:] = self._clock(), index, _label_digest(label), False, names
 
-    def rate(self, name: str, label: str | int) -> RatedAnswer | None:
-        """Compare an answer with the true class, given as label or index; None if the answer is unknown."""
-        with self._answers.locked(name) as answer:
-            if not answer:
+    def rate(self, name: str, label: str | int) -> RatedPrediction | None:
+        """Compare a prediction with the true class, a label or an index; None if it is unknown."""
+        with self._predictions.locked(name) as fields:
+            if not fields:
                 return None
-            _, index, label_digest, has_feedback, names = answer
-            answer[3] = True
+            _, index, label_digest, has_feedback, names = fields
+            fields[3] = True
         is_correct = label == index if isinstance(label, int) else _label_digest(label) == label_digest
         model, variant = names.rstrip(b"\0").decode().partition(_SEPARATOR)[::2]
-        return RatedAnswer(model, variant, is_correct, not has_feedback)
+        return RatedPrediction(model, variant, is_correct, not has_feedback)
 
 
 def _label_digest(label: str) -> bytes:

@@ -11,7 +11,7 @@ from nereid.gateway.http.upload import Uploads
 from nereid.gateway.keys import KeyRing, Quotas
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import GatewaySettings
-from nereid.gateway.shared_tables import RecentAnswers
+from nereid.gateway.shared_tables import RecentPredictions
 from nereid.gateway.workers import Report, SharedState
 
 
@@ -30,7 +30,7 @@ class Gateway:
     decompressions: FairQueue
     triton: HttpConnectionPool
     requires_keys: bool
-    recent_answers: RecentAnswers
+    recent_predictions: RecentPredictions
     tracer: Tracer | None = None
     shared: SharedState | None = None
 
@@ -42,7 +42,7 @@ class Gateway:
             self.shared.report(Report(time.monotonic(), in_flight, limit, models))
             self.metrics.refresh()
 
-    def load(self, model: OfferedModel) -> LiveState:
+    def live_state(self, model: OfferedModel) -> LiveState:
         """Return a model's load in the last minute, across all workers."""
         reports = [*self.shared.others()] if self.shared else []
         in_flight = self.admission.in_flight + sum(report.in_flight for report in reports)
@@ -74,7 +74,7 @@ def build(
         decompressions=FairQueue(lambda: 1),
         triton=models.triton,
         requires_keys=settings.requires_keys,
-        recent_answers=shared.memory if shared else RecentAnswers(),
+        recent_predictions=shared.recent_predictions if shared else RecentPredictions(),
         tracer=Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared=shared,
     )

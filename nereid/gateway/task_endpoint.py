@@ -77,14 +77,14 @@ class Operation:
     Attributes:
         run: the handler; its name is the operation's id, the first line of its docstring the summary.
         need: the required key.
-        answer: class of the response; None if the response is not JSON but has `response_type`.
+        response_class: class of the response; None if the response is not JSON but has `response_media_type`.
         query: the query parameters, by name.
         body: class of the JSON body.
         media_types: media types accepted for the body.
         errors: possible error codes, in addition to those common to all operations.
         is_limited: whether quotas, rule headers and the timeout header apply.
         is_of_model: whether the operation concerns one model: the default one, or the one in the path.
-        other_type: response media type that parameters can select instead of JSON; empty for none.
+        other_media_type: response media type that parameters can select instead of JSON; empty for none.
         task: the task that the model must have; None for any.
         parts: additional classes that the schema of the answer refers to.
     """
@@ -93,15 +93,15 @@ class Operation:
     path: str
     run: Handler
     need: Need
-    answer: Any
+    response_class: Any
     query: Mapping[str, Parameter] = field(default_factory=dict)
     body: Any = None
     media_types: tuple[str, ...] = ()
     errors: tuple[Code, ...] = ()
     is_limited: bool = False
     is_of_model: bool = False
-    response_type: str = "text/plain"
-    other_type: str = ""
+    response_media_type: str = "text/plain"
+    other_media_type: str = ""
     task: Task | None = None
     parts: tuple[type, ...] = ()
 
@@ -122,7 +122,7 @@ class Endpoint:
 
     Attributes:
         summary: one line for the OpenAPI document: `Find the objects in one image.`
-        answer: class of the answer: `Answered`, then the fields of the task, then `timings_ms`.
+        response_class: class of the answer: `Answered`, then the fields of the task, then `timings_ms`.
         values: returns the values of the task's fields, given a result and the request's parameters;
             by default, the attributes of the result with the same names.
         parameters: all query parameters by name. A value is checked against `enum`, in lower case, and
@@ -132,12 +132,12 @@ class Endpoint:
         operations: additional operations of the task; for a model operation, the model must have the task.
         media_types: media types accepted for the body.
         respond: encodes an answer and may raise Failure; None encodes it as JSON.
-        other_type: media type that `respond` can choose instead of JSON.
+        other_media_type: media type that `respond` can choose instead of JSON.
         on_result: called with each result before it is encoded.
     """
 
     summary: str
-    answer: type[Any]
+    response_class: type[Any]
     values: Callable[[Any, Mapping[str, str]], tuple[Any, ...]] | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=ROUTE_PARAMETERS.copy)
     errors: tuple[Code, ...] = ()
@@ -145,7 +145,7 @@ class Endpoint:
     operations: tuple[Operation, ...] = ()
     media_types: tuple[str, ...] = IMAGE_MEDIA_TYPES
     respond: Respond | None = None
-    other_type: str = ""
+    other_media_type: str = ""
     on_result: Callable[["Gateway", GatewayRequest, Any], None] | None = None
 
 
@@ -157,12 +157,12 @@ def operations_of(task: Task) -> Iterator[Operation]:
         task.path,
         _handler(task, endpoint),
         "infer",
-        endpoint.answer,
+        endpoint.response_class,
         query=endpoint.parameters,
         body=ImageBody,
         media_types=endpoint.media_types,
         errors=(*IMAGE_ERRORS, *endpoint.errors),
-        other_type=endpoint.other_type,
+        other_media_type=endpoint.other_media_type,
         is_limited=True,
         is_of_model=True,
         task=task,
@@ -174,7 +174,7 @@ def operations_of(task: Task) -> Iterator[Operation]:
 def _handler(task: Task, endpoint: Endpoint) -> Handler:
     """Return the handler that runs a task on the image of a request."""
     result_kind = task.entry_point("result")
-    fields = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
+    fields = structs.fields(endpoint.response_class)[len(Answered.__struct_fields__) : -1]
 
     def attributes(result: Any, query_parameters: Mapping[str, str]) -> tuple[Any, ...]:
         try:
@@ -194,27 +194,27 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
         image = await gateway.uploads.read_image(request, remaining_s)
         received_s = request.end_stage("receive")
         image_header = read_header(image)
-        cost, name = estimate_header_cost(image_header, settings.max_pixels), request.request_id
-        call = ImageInference(
+        cost, request_id = estimate_header_cost(image_header, settings.max_pixels), request.request_id
+        inference = ImageInference(
             request.model,
             result_kind,
             image,
             image_header,
             cost,
             headers,
-            name,
+            request_id,
             top_k=top_k_of(query_parameters),
             debt=cost - 1,
             convert=values,
             parameters=query_parameters,
         )
         with CancelOnDisconnect(request):
-            result = await run(gateway, request, call)
-        request.variant = call.variant
+            result = await run(gateway, request, inference)
+        request.variant = inference.variant
         if endpoint.on_result:
             endpoint.on_result(gateway, request, result)
-        timings_ms = timings(request, received_s, call.stages_s)
-        reply = endpoint.answer(name, *source_of(result), *call.values, timings_ms)
+        timings_ms = timings(request, received_s, inference.stages_s)
+        reply = endpoint.response_class(request_id, *source_of(result), *inference.values, timings_ms)
         if endpoint.respond:
             return await endpoint.respond(gateway, request, reply, query_parameters, image, cost)
         return json_response(reply)

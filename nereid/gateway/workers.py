@@ -22,7 +22,7 @@ from nereid.base.processes import STOP_SIGNALS, BackOff, end_with_parent
 from nereid.gateway.gateway_metrics import LoadWindow
 from nereid.gateway.keys import BUCKET_FORMAT
 from nereid.gateway.settings import GatewaySettings
-from nereid.gateway.shared_tables import RecentAnswers, SharedTable
+from nereid.gateway.shared_tables import RecentPredictions, SharedTable
 
 # Seconds between a worker's reports, and the age at which a report is ignored.
 REPORT_INTERVAL_S, MAX_REPORT_AGE_S = 1.0, 5.0
@@ -32,10 +32,10 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 class Report(Struct):
     """One worker's requests in flight, their limit, and the last minute by model.
 
-    `at_s` is the time of the report, from the monotonic clock that all processes share.
+    `at` is the time of the report, from the monotonic clock that all processes share.
     """
 
-    at_s: float
+    at: float
     in_flight: int
     limit: int
     models: dict[str, LoadWindow]
@@ -49,7 +49,7 @@ class SharedState:
     count: int
     folder: Path
     buckets: SharedTable = field(default_factory=partial(SharedTable, BUCKET_FORMAT))
-    memory: RecentAnswers = field(default_factory=RecentAnswers)
+    recent_predictions: RecentPredictions = field(default_factory=RecentPredictions)
 
     def share_metrics(self) -> None:
         """Store metrics created from now on in files, so that any worker can sum them over all workers.
@@ -88,7 +88,7 @@ class SharedState:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 report = msgspec.msgpack.decode(self._path(number).read_bytes(), type=Report)
-                if time.monotonic() - report.at_s < MAX_REPORT_AGE_S:
+                if time.monotonic() - report.at < MAX_REPORT_AGE_S:
                     yield report
 
     def _path(self, number: int) -> Path:
@@ -163,10 +163,10 @@ class WorkerPool:
             if not self._number_by_pid:  # exit, so that this process's supervisor notices
                 raise OperationFailed("all workers of the gateway have ended; their reasons are above")
             for number, back_off in enumerate(self._back_offs):
-                if back_off.due_s is not None and back_off.due_s <= time.monotonic():
+                if back_off.due_at is not None and back_off.due_at <= time.monotonic():
                     self._restart(number)
-            due_s = [delay.due_s for delay in self._back_offs if delay.due_s is not None]
-            if self._is_stopped(max(0.0, min(due_s) - time.monotonic()) if due_s else None):
+            due_at = [delay.due_at for delay in self._back_offs if delay.due_at is not None]
+            if self._is_stopped(max(0.0, min(due_at) - time.monotonic()) if due_at else None):
                 return
 
     def _restart(self, number: int) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 from nereid.backends.routing.assignment import Route, parse_route, shares
 from nereid.backends.routing.route_file import path_of, read
 from nereid.base.config.instance_bounds import BOUNDS
-from nereid.base.config.model_config import ModelConfig, read_profile, with_instances
+from nereid.base.config.model_config import ModelConfig, read_config, with_instances
 from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_bytes, available_cores
 from nereid.repository.repository_index import (
-    PARTS,
+    PARTS_BY_BACKEND,
     ROUTE,
     backend_of,
     parameters_of,
@@ -26,9 +26,9 @@ from nereid.repository.repository_index import (
     served_steps,
     unused_models,
 )
-from nereid.tasks import BY_BACKEND
+from nereid.tasks import TASK_BY_BACKEND
 
-BACKENDS = frozenset({"onnxruntime", "preprocess", ROUTE, *PARTS, *BY_BACKEND})
+BACKENDS = frozenset({"onnxruntime", "preprocess", ROUTE, *PARTS_BY_BACKEND, *TASK_BY_BACKEND})
 # Instances of all models together, per core: while one model is idle, the others use all cores.
 PER_CORE = 2
 # Python's lock limits an instance of a route to about 1,000 requests per second (docs/performance.md).
@@ -149,12 +149,12 @@ def fitted_config(
         instance_count: the number to keep; 0 for the number that fits now.
     """
     if count := plan_instances(repository, profile, machine, backends).counts.get(model):
-        return json.dumps(with_instances(read_profile(repository / model, profile), instance_count or count))
+        return json.dumps(with_instances(read_config(repository / model, profile), instance_count or count))
     return None
 
 
 def _instance_bytes(document: Mapping[str, Any]) -> int:
-    task = BY_BACKEND.get(document.get("backend", ""))
+    task = TASK_BY_BACKEND.get(document.get("backend", ""))
     task_bytes = task.backend.instance_bytes if task and task.backend and not served_steps(document) else 0
     return task_bytes or INSTANCE_BYTES
 

@@ -7,12 +7,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, TensorSpec, read_profile
+from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, TensorSpec, read_config
 from nereid.base.contract import IMAGE, SCORES
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.processes import available_cores
 from nereid.base.units import escaped, split_lines
-from nereid.tasks import BY_BACKEND, entry_point_of_backend
+from nereid.tasks import TASK_BY_BACKEND, entry_point_of_backend
 from nereid.tasks.task import AS_MODELS
 from nereid.vision.inference.run_sizes import thread_counts
 
@@ -82,9 +82,13 @@ ROUTE = "ab_router"
 # Backends of models that name other models in parameters: each part also has a parameter for its version.
 # `nereid publish` replaces the part `network`; the part `after` may be missing.
 NETWORK_PART, POSTPROCESS_PART = "network", "after"
-PARTS: Mapping[str, tuple[str, ...]] = {
+PARTS_BY_BACKEND: Mapping[str, tuple[str, ...]] = {
     "fused": ("preprocess", NETWORK_PART, POSTPROCESS_PART),
-    **{name: task.backend.parts for name, task in BY_BACKEND.items() if task.backend and task.backend.parts},
+    **{
+        name: task.backend.parts
+        for name, task in TASK_BY_BACKEND.items()
+        if task.backend and task.backend.parts
+    },
 }
 
 
@@ -106,7 +110,7 @@ def configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
     Raises:
         InvalidConfig: a file is not a ModelConfig.
     """
-    return {folder.name: read_profile(folder, profile) for folder in model_folders(repository)}
+    return {folder.name: read_config(folder, profile) for folder in model_folders(repository)}
 
 
 def readable_configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
@@ -114,7 +118,7 @@ def readable_configs(repository: Path, profile: str = "") -> dict[str, dict[str,
     documents = {}
     for folder in model_folders(repository):
         with contextlib.suppress(InvalidConfig, OSError):
-            documents[folder.name] = read_profile(folder, profile)
+            documents[folder.name] = read_config(folder, profile)
     return documents
 
 
@@ -149,12 +153,12 @@ def served_versions(folder: Path, document: Mapping[str, Any], without: int = 0)
     policy = document.get("version_policy", {})
     if "specific" in policy:
         return sorted({*map(int, policy["specific"].get("versions", ()))} - {without})
-    there = [version for version in versions_there(folder) if version != without]
+    there = [version for version in versions_on_disk(folder) if version != without]
     latest = int(policy["latest"].get("num_versions", 0)) if "latest" in policy else 1
     return there if "all" in policy else there[len(there) - min(latest, len(there)) :]
 
 
-def versions_there(folder: Path) -> list[int]:
+def versions_on_disk(folder: Path) -> list[int]:
     """Return the versions that have a folder, ascending."""
     return sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
 
@@ -178,14 +182,14 @@ class PinnedModel:
     after_version: int = 0
 
 
-def pins(repository: Path, documents: Documents) -> list[PinnedModel]:
+def pinned_models(repository: Path, documents: Documents) -> list[PinnedModel]:
     """Return the pinned models: ensembles with one step on ONNX Runtime, and those that name a network."""
     return [pin for name in documents if (pin := _pin(repository, name, documents))]
 
 
 def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the models and versions that a pinned model runs, in order; version -1 if unpinned."""
-    if parts := PARTS.get(str(document.get("backend"))):
+    if parts := PARTS_BY_BACKEND.get(str(document.get("backend"))):
         parameters = parameters_of(document)
         pairs = [
             (parameters.get(part, ""), parameters.get(f"{part}_version", ""))
@@ -200,10 +204,10 @@ def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
 def served_steps(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the models and versions to which a model sends requests; those in its own process are not."""
     backend = document.get("backend", "")
-    task = BY_BACKEND.get(backend)
+    task = TASK_BY_BACKEND.get(backend)
     of_task = task.backend if task else None
     location = parameters_of(document).get("networks", of_task.networks if of_task else "")
-    return [] if backend in PARTS and location != AS_MODELS else steps_of(document)
+    return [] if backend in PARTS_BY_BACKEND and location != AS_MODELS else steps_of(document)
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
@@ -213,19 +217,21 @@ def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
 
 def is_post_processing(backend: str) -> bool:
     """Return whether models of a backend turn a network's outputs into a task's."""
-    return backend in BY_BACKEND and "post_processing" in BY_BACKEND[backend].entry_points
+    return backend in TASK_BY_BACKEND and "post_processing" in TASK_BY_BACKEND[backend].entry_points
 
 
 def _pin(repository: Path, name: str, documents: Documents) -> PinnedModel | None:
     steps = steps_of(documents[name])
     kinds = [backend_of(repository / model, documents.get(model, {})) for model, _ in steps]
-    names_network = documents[name].get("backend") in PARTS
+    names_network = documents[name].get("backend") in PARTS_BY_BACKEND
     if "onnxruntime" not in kinds or (kinds.count("onnxruntime") != 1 and not names_network):
         return None
     preprocess = steps[kinds.index("preprocess")] if "preprocess" in kinds else ("", 0)
     after = next((step for step, kind in zip(steps, kinds, strict=True) if is_post_processing(kind)), ("", 0))
     backend = str(documents[name].get("backend"))
-    network_index = PARTS[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
+    network_index = (
+        PARTS_BY_BACKEND[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
+    )
     return PinnedModel(name, *steps[network_index], *preprocess, *after)
 
 
@@ -244,11 +250,11 @@ def thread_budget(
     budget = []
     for name, document in configs(repository, profile).items():
         backend = backend_of(repository / name, document)
-        if name in hidden or served_steps(document) or backend not in ("onnxruntime", *PARTS):
+        if name in hidden or served_steps(document) or backend not in ("onnxruntime", *PARTS_BY_BACKEND):
             continue
         config = ModelConfig.from_document({**document, "backend": backend}, repository / name, 1)
         network = config
-        if backend in PARTS:
+        if backend in PARTS_BY_BACKEND:
             settings = config.settings(entry_point_of_backend(backend, "settings") or FusedSettings)
             network = config.sibling(settings.network, settings.network_version).with_parameters(
                 settings.network_overrides

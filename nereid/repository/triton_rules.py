@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nereid.base.config.instance_bounds import read_bounds
-from nereid.base.config.model_config import read_profile
+from nereid.base.config.model_config import read_config
 from nereid.base.config.parameters import (
-    ONNXRUNTIME_FLAGS,
+    ONNXRUNTIME_BOOLEANS,
     ONNXRUNTIME_PARAMETERS,
     SERVER_PARAMETERS,
     SESSION_PREFIX,
@@ -23,7 +23,7 @@ from nereid.base.config.parameters import (
 from nereid.base.errors import InvalidConfig
 from nereid.repository.instance_sizing import BACKENDS
 from nereid.repository.repository_index import backend_of, served_versions
-from nereid.tasks import BY_BACKEND
+from nereid.tasks import TASK_BY_BACKEND
 from nereid.vision.inference.run_sizes import thread_counts
 
 # Backends by platform. Source: model_config.h, kTensorFlowGraphDefPlatform and following lines.
@@ -35,7 +35,7 @@ PLATFORMS = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorrt_plan": "tensorrt",
 }
-EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python", *BY_BACKEND)
+EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python", *TASK_BY_BACKEND)
 # Backends of NVIDIA's image, which the embedded server does not have.
 _IMAGE_BACKENDS = "dali fil identity openvino pytorch repeat square tensorflow tensorrt tensorrtllm vllm"
 IMAGE_BACKENDS = tuple(_IMAGE_BACKENDS.split())
@@ -154,8 +154,10 @@ def _warm_up(document: Mapping[str, Any]) -> Iterator[str]:
         name = sample.get("name", "")
         provided = {*sample.get("inputs", {})}
         if inputs and (provided - {tensor.get("name") for tensor in inputs} or required - provided):
-            expected, value = (", ".join(sorted(map(str, names))) or "none" for names in (required, provided))
-            yield f"model_warmup '{name}': expected the inputs {expected}, got {value}"
+            expected, actual = (
+                ", ".join(sorted(map(str, names))) or "none" for names in (required, provided)
+            )
+            yield f"model_warmup '{name}': expected the inputs {expected}, got {actual}"
 
 
 def completes_config(folder: Path) -> bool:
@@ -166,7 +168,7 @@ def completes_config(folder: Path) -> bool:
 
 def _check_values(parameters: Mapping[str, str]) -> None:
     thread_counts(parameters, 1)
-    for name in ONNXRUNTIME_FLAGS & parameters.keys():
+    for name in ONNXRUNTIME_BOOLEANS & parameters.keys():
         parse_bool(parameters[name])
 
 
@@ -246,7 +248,7 @@ def are_complete(repository: Path, profile: str, models: Collection[str]) -> boo
 def why_incomplete(folder: Path, profile: str) -> str:
     """Return why Triton may add something to a model's config, empty if it adds nothing."""
     try:
-        document = read_profile(folder, profile)
+        document = read_config(folder, profile)
         missing = next((key for key in ("name", "input", "output") if not document.get(key)), "")
         return f"its config has no {missing}" if missing else _why_added_to(folder, document)
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ from statistics import fmean
 from nereid.backends.triton.stub_processes import PROC, Process
 from nereid.base import prometheus_text
 from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
-from nereid.base.config.model_config import config_path, read_profile
+from nereid.base.config.model_config import config_path, read_config
 from nereid.base.errors import InvalidConfig
 from nereid.base.processes import BackOff, available_bytes
 from nereid.base.prometheus_text import MetricSamples
@@ -64,7 +64,7 @@ class LoadSample:
         gpu: the fullest GPU, for instances on a GPU.
     """
 
-    at_s: float
+    at: float
     instances: int
     waiting: float
     busy: float
@@ -92,12 +92,12 @@ class InstanceAutoscaler:
         self.bounds = bounds
         self.blocked = ""
         self._back_off = BackOff(REFUSED_DELAYS_S, RESET_AFTER_S)
-        self._not_before_s = float("-inf")
+        self._not_before = float("-inf")
         self._start_again()
 
     def decide(self, sample: LoadSample) -> Decision | None:
         """Return the change that this and the previous samples call for; None for no change."""
-        if sample.at_s < self._not_before_s:
+        if sample.at < self._not_before:
             return None
         nearest = self.bounds.nearest(sample.instances)
         if nearest != sample.instances:
@@ -106,14 +106,14 @@ class InstanceAutoscaler:
 
     def record_change(self, now_s: float, is_refused: bool = False) -> None:
         """Record that a change has ended, at a time on the samples' clock."""
-        self._not_before_s = now_s + (self._back_off.record_failure(now_s) if is_refused else COOLDOWN_S)
+        self._not_before = now_s + (self._back_off.record_failure(now_s) if is_refused else COOLDOWN_S)
         self._back_off.record_start(now_s)
         self._start_again()
 
     def _start_again(self) -> None:
         self._waits: list[LoadSample] = []
-        self._quiet_since_s: float | None = None
-        self._last_s = self._busy_s = 0.0
+        self._quiet_since: float | None = None
+        self._sampled_at = self._busy_s = 0.0
         self.blocked = ""
 
     def _scale_up(self, sample: LoadSample) -> Decision | None:
@@ -127,21 +127,21 @@ class InstanceAutoscaler:
         if self.blocked:
             return None
         waiting = fmean(earlier.waiting for earlier in self._waits)
-        seconds = sample.at_s - self._waits[0].at_s
+        seconds = sample.at - self._waits[0].at
         return Decision(sample.instances + 1, f"{waiting:.1f} requests waited for {seconds:.1f} s")
 
     def _scale_down(self, sample: LoadSample) -> Decision | None:
-        count, now_s = sample.instances, sample.at_s
+        count, now_s = sample.instances, sample.at
         if sample.waiting >= WAITING or count <= self.bounds.low:
-            self._quiet_since_s = None
+            self._quiet_since = None
             return None
-        if self._quiet_since_s is None:
-            self._quiet_since_s, self._last_s, self._busy_s = now_s, now_s, 0.0
-        self._busy_s += sample.busy * (now_s - self._last_s)
-        self._last_s, quiet_s = now_s, now_s - self._quiet_since_s
+        if self._quiet_since is None:
+            self._quiet_since, self._sampled_at, self._busy_s = now_s, now_s, 0.0
+        self._busy_s += sample.busy * (now_s - self._sampled_at)
+        self._sampled_at, quiet_s = now_s, now_s - self._quiet_since
         if quiet_s < self.bounds.idle_s:
             return None
-        self._quiet_since_s = None
+        self._quiet_since = None
         busy = self._busy_s / quiet_s
         if busy > STAYING_BUSY * (count - 1) or _full_memory(sample, count - 1):
             return None
@@ -223,13 +223,13 @@ class CpuWait:
     """
 
     def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
-        self._proc, self._clock, self._read_s = proc, clock, clock()
+        self._proc, self._clock, self._read_at = proc, clock, clock()
         self._waited_s: dict[int, float] = {}
         self._pressed_s: float | None = None
 
     def read(self, pids: Collection[int]) -> float:
         """Return the mean over the processes since the last call, 0 to 1."""
-        seconds, self._read_s = self._clock() - self._read_s, self._clock()
+        seconds, self._read_at = self._clock() - self._read_at, self._clock()
         before, self._waited_s = self._waited_s, dict[int, float]()
         for pid in pids:
             if (waited_s := core_wait_s(pid, self._proc)) is not None:
@@ -257,9 +257,9 @@ class _ScaledModel:
     decider: InstanceAutoscaler
     cpu: CpuWait = field(default_factory=CpuWait)
     served_instances: Instances = NOT_LOADED
-    number_read_s: float = float("-inf")
+    number_read_at: float = float("-inf")
     instance_bytes: float = 0.0
-    memory_read_s: float = float("-inf")
+    memory_read_at: float = float("-inf")
     blocked: str = ""
 
 
@@ -284,7 +284,7 @@ class InstanceController:
         self._read: dict[str, tuple[int, InstanceBounds | None]] = {}
         self._models: dict[str, _ScaledModel] = {}
         self._page: MetricSamples | None = None
-        self._page_s = 0.0
+        self._page_read_at = 0.0
 
     def discover(self, models: Collection[str]) -> bool:
         """Read the bounds of the models whose config has changed; returns whether any model has bounds."""
@@ -303,7 +303,7 @@ class InstanceController:
             OSError: Triton's metrics cannot be read.
             NotReached: the server does not respond.
         """
-        start_s, bounds = time.monotonic(), self._bounds
+        started_at, bounds = time.monotonic(), self._bounds
         self._models = {
             name: self._models.get(name) or _ScaledModel(InstanceAutoscaler(limits))
             for name, limits in bounds.items()
@@ -313,7 +313,7 @@ class InstanceController:
             return IDLE_INTERVAL_S
         text = prometheus_text.fetch(self._server_info.url("metrics"), TIMEOUT_S)
         before, self._page = self._page, MetricSamples.parse(text, PREFIXES)
-        seconds, self._page_s = time.monotonic() - self._page_s, time.monotonic()
+        seconds, self._page_read_at = time.monotonic() - self._page_read_at, time.monotonic()
         loads = read_loads(self._page, self._page - (before or self._page), seconds)
         gpu = read_gpu(self._page)
         for name, model in self._models.items():
@@ -325,18 +325,18 @@ class InstanceController:
         self._health.record_instances(
             {name: model.served_instances.count for name, model in self._models.items()}
         )
-        return max(0.0, SAMPLE_INTERVAL_S - (time.monotonic() - start_s))
+        return max(0.0, SAMPLE_INTERVAL_S - (time.monotonic() - started_at))
 
     def _sample(
         self, name: str, model: _ScaledModel, load: ModelLoad | None, gpu: GpuSample | None
     ) -> LoadSample | None:
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
-        if now_s - model.number_read_s >= COUNT_INTERVAL_S:
-            model.served_instances, model.number_read_s = self._model_control.instances(name), now_s
-        if now_s - model.memory_read_s >= MEMORY_INTERVAL_S and model.served_instances.count:
+        if now_s - model.number_read_at >= COUNT_INTERVAL_S:
+            model.served_instances, model.number_read_at = self._model_control.instances(name), now_s
+        if now_s - model.memory_read_at >= MEMORY_INTERVAL_S and model.served_instances.count:
             model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served_instances.count
-            model.memory_read_s = now_s if model.instance_bytes else float("-inf")
+            model.memory_read_at = now_s if model.instance_bytes else float("-inf")
         cpu_wait = model.cpu.read(processes)
         if not model.served_instances.count or not load:
             return None
@@ -352,15 +352,15 @@ class InstanceController:
         )
 
     def _carry_out(self, name: str, model: _ScaledModel, decision: Decision) -> None:
-        start_s, before, refusal = time.monotonic(), model.served_instances.count, ""
+        started_at, before, refusal = time.monotonic(), model.served_instances.count, ""
         try:
             self._change(name, decision.count)
         except Refused as error:
             refusal = str(error)
-        ended_s = time.monotonic()
-        model.decider.record_change(ended_s, is_refused=bool(refusal))
+        ended_at = time.monotonic()
+        model.decider.record_change(ended_at, is_refused=bool(refusal))
         model.blocked = ""
-        model.number_read_s = model.memory_read_s = float("-inf")
+        model.number_read_at = model.memory_read_at = float("-inf")
         if refusal:
             self._health.count("instance_change_failures_total", model=name)
         else:
@@ -368,7 +368,9 @@ class InstanceController:
             self._health.count("instance_changes_total", model=name, direction=direction)
         text = f"instances of '{name}': {before} → {decision.count} of {model.decider.bounds}"
         took = (
-            f"failed after {ended_s - start_s:.1f} s ({refusal})" if refusal else f"{ended_s - start_s:.1f} s"
+            f"failed after {ended_at - started_at:.1f} s ({refusal})"
+            if refusal
+            else f"{ended_at - started_at:.1f} s"
         )
         self._log(f"{text}, {took}: {decision.reason}")
 
@@ -394,7 +396,7 @@ class InstanceController:
         """Return the bounds in a config, or the last known ones while it cannot be read."""
         try:
             return read_bounds(
-                read_profile(Path(self._server_info.repository) / name, self._server_info.profile)
+                read_config(Path(self._server_info.repository) / name, self._server_info.profile)
             )
         except (InvalidConfig, OSError) as error:
             if last_bounds or BOUNDS in str(error):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nereid.backends.routing.assignment import ROUTE_THREADS
 from nereid.base.assets import REPOSITORY
-from nereid.base.config.server_flags import FITTED_INSTANCES, SIGNAL_FLAGS
+from nereid.base.config.server_flags import INSTANCES_BACKEND, SIGNALS_BACKEND
 from nereid.base.contract import FORWARDED_HEADERS, GRPC_PORT, HTTP_PORT, METRICS_PORT, TOKEN_HEADER
 from nereid.base.errors import ServerError
 from nereid.base.tracing.records import Sampling
@@ -111,9 +111,9 @@ def command(
     if traces and options.sampling:
         args += request_traces.flags(traces, options.sampling)
     if not options.measures_signals:
-        args.append(f"--backend-config={SIGNAL_FLAGS},measured=no")
+        args.append(f"--backend-config={SIGNALS_BACKEND},measured=no")
     for name, count in (instances or {}).items():
-        args.append(f"--backend-config={FITTED_INSTANCES},{name}={count}")
+        args.append(f"--backend-config={INSTANCES_BACKEND},{name}={count}")
     if options.model_control_mode == "explicit":
         args += [f"--load-model={name}" for name in models]
     if options.profile != ENSEMBLE_PROFILE:

@@ -41,7 +41,7 @@ from nereid.server.command_line import LOOPBACK_HOSTS, TritonOptions, command, e
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.model_control import LOAD_TIMEOUT_S, NotReached
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
-from nereid.server.request_traces import record_fields
+from nereid.server.request_traces import trace_fields
 from nereid.server.run_dir import ServerInfo, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
 
@@ -77,7 +77,7 @@ def unservable_models(options: TritonOptions) -> dict[str, str]:
                 text = f"version {version} of '{model}' is damaged: {problem}; fix: {RESTORE}"
                 reasons[name] = f"model '{name}': {text}"
     # Triton would still load an excluded model for an ensemble that runs it, directly or indirectly.
-    while above := dict(_above(reasons, documents)):
+    while above := dict(_dependents_of(reasons, documents)):
         reasons |= above
     return {name: reason for name, reason in reasons.items() if name not in hidden}
 
@@ -90,11 +90,11 @@ def _bounds_problem(document: Mapping[str, Any]) -> str:
     return ""
 
 
-def _above(missing: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
+def _dependents_of(unserved: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
     """Yield the other models that depend on models that are not served, with the reasons."""
     for name, document in documents.items():
-        steps = () if name in missing else served_steps(document)
-        if step := next((model for model, _ in steps if model in missing), None):
+        steps = () if name in unserved else served_steps(document)
+        if step := next((model for model, _ in steps if model in unserved), None):
             yield name, f"model '{name}': its step '{step}' is not served"
 
 
@@ -208,7 +208,7 @@ class EmbeddedServer:
             cores=self.fitted.machine.cores if self._fitted_backends else 0,
             fitted_backends=self._fitted_backends,
             completes_configs=self._completes_configs,
-            **record_fields(self._run_dir, options.sampling),
+            **trace_fields(self._run_dir, options.sampling),
         )
 
     def start(self) -> None:

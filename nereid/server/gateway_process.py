@@ -45,7 +45,7 @@ class GatewayProcess:
         self._launch_process, self._log = launch, log
         self._process: subprocess.Popen[str] | None = None
         self._back_off = BackOff()
-        self._has_listened, self._start_s = False, 0.0
+        self._has_listened, self._started_at = False, 0.0
 
     def start(self) -> None:
         """Start the gateway of a running server unless it is running already, and wait until it listens.
@@ -69,13 +69,13 @@ class GatewayProcess:
         if (status := self._process.poll()) is None:
             if self._is_listening(0):
                 return None
-            if now_s > self._start_s + START_TIMEOUT_S:
+            if now_s > self._started_at + START_TIMEOUT_S:
                 self._process.kill()
             return "the gateway is starting"
-        if self._back_off.due_s is None:
+        if self._back_off.due_at is None:
             pause_s = self._back_off.record_failure(now_s)
             self._log(f"supervisor: the gateway ended with status {status}; it starts again in {pause_s:g} s")
-        elif now_s >= self._back_off.due_s:
+        elif now_s >= self._back_off.due_at:
             try:
                 self._launch()
             except OSError as error:
@@ -109,8 +109,8 @@ class GatewayProcess:
         return self._has_listened
 
     def _launch(self) -> None:
-        self._start_s = time.monotonic()
-        self._back_off.record_start(self._start_s)
+        self._started_at = time.monotonic()
+        self._back_off.record_start(self._started_at)
         self._end()
         self._process, self._has_listened = self._launch_process(), False
 

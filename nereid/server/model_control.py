@@ -19,7 +19,7 @@ from nereid.base.config.instance_bounds import (
     read_bounds,
     with_instance_count,
 )
-from nereid.base.config.model_config import read_profile
+from nereid.base.config.model_config import read_config
 from nereid.base.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.processes import available_bytes
@@ -148,7 +148,7 @@ class ModelControl:
 
     def _bounded(self, model: str) -> tuple[dict[str, Any], InstanceBounds] | None:
         try:
-            document = read_profile(Path(self._server_info.repository) / model, self._server_info.profile)
+            document = read_config(Path(self._server_info.repository) / model, self._server_info.profile)
             bounds = read_bounds(document)
         except InvalidConfig as error:
             if BOUNDS in str(error):

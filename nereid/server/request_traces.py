@@ -12,7 +12,7 @@ from typing import Any
 from nereid.base.errors import WrongUsage
 from nereid.base.prometheus_text import render
 from nereid.base.tracing.collector import METRICS, PREFIX, Collector, RecordFile, TailSampler
-from nereid.base.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
+from nereid.base.tracing.records import DEFAULT_SAMPLING, TRACING_BACKEND, Record, Sampling
 from nereid.base.tracing.request_log import request_log_entries
 from nereid.server.run_dir import make_socket_folder, trace_socket
 
@@ -40,10 +40,10 @@ def flags(socket: Path, sampling: Sampling) -> list[str]:
         "share": f"{sampling.share:g}",
         "objective-ms": f"{sampling.objective_s * 1e3:g}",
     }
-    return [f"--backend-config={FLAGS},{name}={value}" for name, value in settings.items()]
+    return [f"--backend-config={TRACING_BACKEND},{name}={value}" for name, value in settings.items()]
 
 
-def record_fields(run_dir: Path, sampling: Sampling | None) -> dict[str, Any]:
+def trace_fields(run_dir: Path, sampling: Sampling | None) -> dict[str, Any]:
     """Return the trace fields of `ServerInfo`; none without tracing."""
     if sampling is None:
         return {}

@@ -52,13 +52,13 @@ SIGNAL_POLL_S = 1.0
 PORTS_FREE_TIMEOUT_S = 10.0
 # Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
 # connections keep sending, and Triton 24.10 would wait 30 s for them without accepting new connections.
-LAST_REQUESTS_TIMEOUT_S = 1.0
+LAST_REQUESTS_WAIT_S = 1.0
 # Seconds for a server that crashed to write its stack to the log.
 STACK_TIMEOUT_S = 5.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
 MIN_OPEN_FILES = 256
 # Seconds for the jobs to end.
-JOB_STOP_S = 2.0
+JOB_STOP_TIMEOUT_S = 2.0
 
 
 def wait_for_orphans(run_root: Path, repository: Path, log: Callable[[str], None]) -> None:
@@ -184,7 +184,7 @@ def serve(
             stub_memory.remove_stale()
             for job in jobs:
                 if job.run:
-                    stack.enter_context(in_background(job.name, job.run, JOB_STOP_S))
+                    stack.enter_context(in_background(job.name, job.run, JOB_STOP_TIMEOUT_S))
             if serve_options.tracing:
                 metrics.append(
                     stack.enter_context(request_traces.collecting(folder, serve_options.tracing, log))
@@ -244,14 +244,16 @@ class _Service:
             self.health.enter(health_page.RESTARTING, reason)
             self.signals.sleep(pause_s)
             self._wait_for_ports()
-            back_off.record_start(start_s := time.monotonic())
+            back_off.record_start(started_at := time.monotonic())
             # A model that failed at startup may have been repaired and loaded since.
             failed = {name: why for name, why in failed.items() if name not in ready}
             server = EmbeddedServer(self.options, self.folder, self.environment, log, only_models, failed)
             try:
                 with server:
                     self.health.count("restarts_total")
-                    log(f"supervisor: tritonserver is ready again after {time.monotonic() - start_s:.1f} s")
+                    log(
+                        f"supervisor: tritonserver is ready again after {time.monotonic() - started_at:.1f} s"
+                    )
                     ready, reason = self._supervise(server)
                     only_models = None
             except (ServerError, OSError, RuntimeError) as error:  # such as a full disk, or no free threads
@@ -305,7 +307,7 @@ class _Service:
                 if is_crash:
                     self._wait_for_end(server, STACK_TIMEOUT_S)
                 elif is_signalled:  # perhaps also this process, and then it waits for all requests
-                    self.signals.sleep(LAST_REQUESTS_TIMEOUT_S)
+                    self.signals.sleep(LAST_REQUESTS_WAIT_S)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise

@@ -52,11 +52,11 @@ class LineLimit:
     def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._show, self._clock = show, clock
         self._counts: Counter[str] = Counter()
-        self._start_s = clock()
+        self._started_at = clock()
 
     def is_exceeded(self, line: str) -> bool:
         """Return whether to drop a line because its message was too frequent in this period."""
-        if self._clock() - self._start_s >= PERIOD_S or len(self._counts) >= MAX_MESSAGES:
+        if self._clock() - self._started_at >= PERIOD_S or len(self._counts) >= MAX_MESSAGES:
             self._report()
         message = LOG_HEAD.sub("", line)[:MAX_CHARACTERS]
         self._counts[message] += 1
@@ -67,7 +67,7 @@ class LineLimit:
             if count > MAX_REPETITIONS:
                 self._show(f"{count - MAX_REPETITIONS} more lines were left out: {message}")
         self._counts.clear()
-        self._start_s = self._clock()
+        self._started_at = self._clock()
 
 
 class ServerLog:

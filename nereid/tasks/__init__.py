@@ -17,14 +17,14 @@ def _records() -> tuple[Task, ...]:
 
 
 TASKS: tuple[Task, ...] = _records()
-DEFAULT: Task = next(task for task in TASKS if task.is_default)
+DEFAULT_TASK: Task = next(task for task in TASKS if task.is_default)
 # By backend name; if several tasks share a backend, the first one is used.
-BY_BACKEND: Mapping[str, Task] = {task.backend.name: task for task in reversed(TASKS) if task.backend}
+TASK_BY_BACKEND: Mapping[str, Task] = {task.backend.name: task for task in reversed(TASKS) if task.backend}
 
 
 def entry_point_of_backend(backend: str, name: str) -> Any:
     """Import an entry point of the task whose models use a backend; None if there is none."""
-    task = BY_BACKEND.get(backend)
+    task = TASK_BY_BACKEND.get(backend)
     return task.entry_point(name) if task else None
 
 
@@ -39,5 +39,5 @@ def make_task_outputs(outputs: Sequence[str], class_names: Sequence[str] = ()) -
 
     A model with other outputs is treated as a classifier whose first output holds the scores.
     """
-    result: TaskOutputs = (task_of(outputs) or DEFAULT).entry_point("outputs")(outputs, class_names)
+    result: TaskOutputs = (task_of(outputs) or DEFAULT_TASK).entry_point("outputs")(outputs, class_names)
     return result

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import nereid
-from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks import DEFAULT_TASK, TASKS
 from nereid.tasks.task import Task
 from tests.conftest import ROOT
 from tests.contract.test_layers import imported_modules
@@ -36,7 +36,7 @@ def words(source: Path) -> Iterator[tuple[int, str]]:
 
 def test_folders_are_the_tasks():
     assert sorted({task.extends or task.name for task in TASKS}) == FOLDERS
-    assert [task for task in TASKS if task.is_default] == [DEFAULT]
+    assert [task for task in TASKS if task.is_default] == [DEFAULT_TASK]
     for values in ([task.name for task in TASKS], [task.path for task in TASKS]):
         assert sorted({*values}) == sorted(values)
     assert {task.extends for task in TASKS} <= {"", *NAMES}

@@ -59,10 +59,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="class")
-def default(engine, folder):
+def default(engine, folder, request):
     with compose.project(engine, folder) as project:
         project.up("--build")
+        failed_before = request.session.testsfailed
         yield project
+        if request.session.testsfailed > failed_before:
+            pytest.fail(project.compose("logs", "--tail", "300", "triton-cpu"))
 
 
 @pytest.fixture(scope="class")

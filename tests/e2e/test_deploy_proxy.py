@@ -24,7 +24,7 @@ from nereid.gateway import key_changes
 from nereid.server.ports import free_ports
 from nereid.tasks.classify.client import Classifier
 from nereid.tasks.classify.result import Prediction
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import running as run_program
@@ -40,7 +40,7 @@ PORTS = ("http", "grpc", "metrics", "health")
 CONCURRENCY, PER_S = 16, 20.0
 NUMBER = 10
 # An image and the rest of its request.
-MOST_BYTES = Limits().max_image_bytes + 2**20
+MOST_BYTES = ImageLimits().max_image_bytes + 2**20
 # The model of these tests decodes no image.
 UNDECODED = ["30 MB of base64", "a 34-byte image of 64 megapixels"]
 # Longer than two health checks of the proxy, which are half a second apart.

@@ -21,7 +21,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.prometheus_text import MetricSamples
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import VariantDrift
-from nereid.insight.drift.monitor import Monitor, Server, Timing
+from nereid.insight.drift.monitor import Monitor, MonitoredServer, Timing
 from nereid.insight.drift.recording import CLASSES_DELAY_S, series_counts
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
@@ -117,7 +117,10 @@ class World:
 
     def monitor(self) -> Monitor:
         made = Monitor(
-            self.repository, lambda: Server(self.served.server_info, self.folder), self.log.append, TIMING
+            self.repository,
+            lambda: MonitoredServer(self.served.server_info, self.folder),
+            self.log.append,
+            TIMING,
         )
         made.poll()
         return made

@@ -16,7 +16,7 @@ from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, Superseded, change, propose_weights
 from nereid.models.routes.location import find_route
-from nereid.repository.repository_index import versions_there
+from nereid.repository.repository_index import versions_on_disk
 from nereid.server.run_dir import ServerInfo
 from tests.e2e.conftest import group_members
 from tests.proof import IS_PROOF
@@ -148,7 +148,7 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, server_inf
             memory.append(memory_bytes(served.server.pid))
 
     assert wrong(load, added) == []
-    assert versions_there(repository / NET) == [1]
+    assert versions_on_disk(repository / NET) == [1]
     if CYCLES > 2 * SETTLED:
         assert np.median(memory[-SETTLED:]) <= GROWTH * np.median(memory[SETTLED : 2 * SETTLED])
 

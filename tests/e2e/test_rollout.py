@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
 from nereid.models.rollout import commands
-from nereid.models.routes.location import read_state
+from nereid.models.routes.location import read_route_file
 from nereid.server import run_dir
 from tests import routes
 from tests.networks import client_input
@@ -100,7 +100,7 @@ def test_good_candidate_gets_all_traffic(rollout, nereid):
 
     assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100})
     assert [outcome.answer for outcome in load.outcomes if outcome.is_failed] == []
-    assert not read_state(rollout.location).route().shadows
+    assert not read_route_file(rollout.location).route().shadows
     events = [json.loads(line) for line in nereid("history", str(state.number), "--json").stdout.splitlines()]
     seen = [event["event"] for event in events if event["event"] != "look"]
     assert seen == ["start", *["change", "begin", "pass"] * 2, "change", "begin", "end"]

@@ -10,7 +10,7 @@ from PIL import Image
 from loadtest.gpu_check.chain import on_host
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.commands import captured
@@ -21,7 +21,7 @@ from tests.tables import cases
 pytestmark = pytest.mark.gpu
 
 ROWS = 8
-LIMITS = Limits()
+LIMITS = ImageLimits()
 IMAGENET = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 LETTERBOX = Transform(96, 128, "UINT8", "NHWC", "letterbox")
 PLAIN = Transform(120, 90, resize="exact")
@@ -49,7 +49,7 @@ def build(cupy):
     pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, of the extra gpu or gpu13")
     from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
 
-    def build_one(transform: Transform = IMAGENET, limits: Limits = LIMITS, **more):
+    def build_one(transform: Transform = IMAGENET, limits: ImageLimits = LIMITS, **more):
         return GpuPreprocessor(transform, limits, ROWS, device_id=0, **more)
 
     return build_one
@@ -68,13 +68,13 @@ import faulthandler
 import cupy
 
 from nereid.base.assets import COFFEE
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
 from nereid.vision.imaging.pipeline import Pipeline
 from nereid.vision.imaging.transform import Transform
 
 faulthandler.dump_traceback_later(30, exit=True)
-pipeline = Pipeline(GpuPreprocessor(Transform(224, 224, resize="exact"), Limits(), 2, device_id=0))
+pipeline = Pipeline(GpuPreprocessor(Transform(224, 224, resize="exact"), ImageLimits(), 2, device_id=0))
 photo = COFFEE.read_bytes()
 assert pipeline.run([[photo]]).outcomes == [slice(0, 1)]
 cupy.RawKernel('extern "C" __global__ void bad(int* x) { *x = 1; }', "bad")((1,), (1,), (cupy.uint64(1),))
@@ -167,7 +167,7 @@ def test_bad_image_fails_alone(build):
 
 
 def test_too_large_image_is_refused_by_its_header(build):
-    (outcome,) = build(limits=Limits(max_image_pixels=1000)).prepare([COFFEE_JPEG])
+    (outcome,) = build(limits=ImageLimits(max_image_pixels=1000)).prepare([COFFEE_JPEG])
 
     assert str(outcome) == "invalid image: expected at most 1000 pixels, got 600 x 400"
 

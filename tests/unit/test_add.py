@@ -14,7 +14,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from nereid.repository.check import check
-from nereid.repository.repository_index import PinnedModel, configs, pins, unused_models
+from nereid.repository.repository_index import PinnedModel, configs, pinned_models, unused_models
 from nereid.vision.imaging.pipeline import Pipeline
 from tests.networks import run
 from tests.pictures import noise, save
@@ -51,7 +51,7 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
     assert (done.model, done.version, done.pinned) == ("small_network", 1, ("small_v1",))
     assert [finding for finding in check(repository) if finding.verdict != "ok"] == []
     pinned = PinnedModel("small_v1", "small_network", 1, "small_preprocess", 1)
-    assert pins(repository, configs(repository)) == [pinned]
+    assert pinned_models(repository, configs(repository)) == [pinned]
     assert unused_models(repository, "cpu") == {"small_network", "small_preprocess"}
     kinds = {name: fields["instance_group"][0]["kind"] for name, fields in configs(repository, "gpu").items()}
     on_gpu = ("small_network", "small_preprocess", "small_v1")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nereid.gateway import shared_tables
-from nereid.gateway.shared_tables import SLOTS_PER_SET, RatedAnswer, RecentAnswers
+from nereid.gateway.shared_tables import SLOTS_PER_SET, RatedPrediction, RecentPredictions
 from tests.commands import captured
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
 from tests.tables import cases, rows
@@ -16,21 +16,21 @@ from tests.tables import cases, rows
 
 @rows(("espresso", True), (" Espresso ", True), (967, True), ("cup", False), (968, False), ("967", False))
 def test_label_or_index_is_compared(label, is_correct):
-    memory = RecentAnswers()
+    memory = RecentPredictions()
     memory.remember("id", "classify", "v1", 967, "espresso")
 
-    assert memory.rate("id", label) == RatedAnswer("classify", "v1", is_correct, True)
-    assert memory.rate("id", label) == RatedAnswer("classify", "v1", is_correct, False)
+    assert memory.rate("id", label) == RatedPrediction("classify", "v1", is_correct, True)
+    assert memory.rate("id", label) == RatedPrediction("classify", "v1", is_correct, False)
     assert memory.rate("other", label) is None
     memory.remember("id", "classify", "v2", 2, "two")
-    assert memory.rate("id", 2) == RatedAnswer("classify", "v2", True, True)
+    assert memory.rate("id", 2) == RatedPrediction("classify", "v2", True, True)
 
 
-def test_recent_answers_are_known_and_old_ones_forgotten(monkeypatch):
+def test_recent_predictions_are_known_and_old_ones_forgotten(monkeypatch):
     """Half of the capacity is known almost always; after twice the capacity, almost nothing old is left."""
     monkeypatch.setattr(shared_tables, "SETS", 500)
     now, capacity = [0.0], 500 * SLOTS_PER_SET
-    memory = RecentAnswers(lambda: now[0])
+    memory = RecentPredictions(lambda: now[0])
     for number in range(3 * capacity):
         now[0] += 1
         memory.remember(f"id-{number}", "m", "v", number % 1000, "")
@@ -44,8 +44,8 @@ def test_recent_answers_are_known_and_old_ones_forgotten(monkeypatch):
 
 FORKED = """
 import os, time
-from nereid.gateway.shared_tables import RecentAnswers
-memory = RecentAnswers()
+from nereid.gateway.shared_tables import RecentPredictions
+memory = RecentPredictions()
 for number in range(3_000):
     memory.remember(f"id-{number}", "m", "v", number, "label")
 read, write = os.pipe()

@@ -9,7 +9,7 @@ from nereid.tasks.read.barcodes import find_barcodes
 from nereid.tasks.read.line_images import UprightDecoder, UprightImage
 from nereid.tasks.read.result import Barcode
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from tests.pictures import save
 from tests.readers import page, reader
 from tests.tables import cases
@@ -45,7 +45,7 @@ def label(symbol: Image.Image) -> Image.Image:
 
 
 def upright(sheet: Image.Image) -> UprightImage:
-    return UprightDecoder(Limits())(save(sheet), StageTimes())
+    return UprightDecoder(ImageLimits())(save(sheet), StageTimes())
 
 
 @pytest.mark.parametrize("symbology", PRINTED)

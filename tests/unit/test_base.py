@@ -339,7 +339,7 @@ client = InferenceServerClient("127.0.0.1:1")
 
 @cases(
     ["prepare", "ask"],
-    model_control=(CONTROL, "control.is_ready('a', 1)"),
+    model_control=(CONTROL, "model_control.is_ready('a', 1)"),
     tests=(CLIENT, "client.is_server_live()"),
 )
 def test_children_start_while_grpc_is_used(prepare, ask):
@@ -359,11 +359,11 @@ def test_waits_grow_until_a_calm_time(ran_s, expected):
     back_off, now_s, waits_s = processes.BackOff([0.2, 1, 4], calm_s=60), 1000.0, []
     for run_s in ran_s:
         back_off.record_start(now_s)
-        assert back_off.due_s is None
+        assert back_off.due_at is None
         now_s += run_s
         waits_s.append(back_off.record_failure(now_s))
-        assert back_off.due_s == now_s + waits_s[-1]
-        now_s = back_off.due_s  # the pause is no calm time
+        assert back_off.due_at == now_s + waits_s[-1]
+        now_s = back_off.due_at  # the pause is no calm time
 
     assert waits_s == expected
 

@@ -18,7 +18,7 @@ from nereid.base.errors import OperationFailed
 from nereid.base.units import escaped
 from nereid.cli import demo, options, tables
 from nereid.cli.main import app
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT_TASK
 from tests.commands import captured
 from tests.publishing import classifier
 from tests.tables import cases, rows
@@ -169,7 +169,7 @@ def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
     source = shutil.copytree(assets.REPOSITORY, tmp_path / "source")
     (source / "classify_v1" / "configs" / "tuned.pbtxt").touch()
     (source / "classify.route.history.jsonl").touch()
-    monkeypatch.setattr(demo, "DEFAULT", replace(DEFAULT, repository=source))
+    monkeypatch.setattr(demo, "DEFAULT_TASK", replace(DEFAULT_TASK, repository=source))
     done = run("init", str(tmp_path / "own"))
 
     copied = {path.relative_to(tmp_path / "own") for path in (tmp_path / "own").rglob("*") if path.is_file()}

@@ -20,7 +20,7 @@ from nereid.models.rollout.controller import propose_withdrawal
 from nereid.models.rollout.plan import Pair, make_plan
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.explain import explain
-from nereid.models.routes.location import RouteFileSnapshot, find_route, read_state
+from nereid.models.routes.location import RouteFileSnapshot, find_route, read_route_file
 from nereid.repository.repository_index import parameters_of, steps_of, unused_models
 from tests.publishing import NET, ROUTE, candidate, edit_route, publish_number, store_published, unchanged
 from tests.routes import document, variant
@@ -41,7 +41,7 @@ def repository(tmp_path):
 
 
 def route_of(repository, name: str = "") -> Route:
-    return read_state(find_route(repository, name)).route()
+    return read_route_file(find_route(repository, name)).route()
 
 
 def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from nereid.base.assets import COFFEE
 from nereid.base.errors import InvalidImage
-from nereid.vision.imaging.decode import Buffers, Limits, open_image, read_upright_size
+from nereid.vision.imaging.decode import Buffers, ImageLimits, open_image, read_upright_size
 from nereid.vision.imaging.formats.jpeg import MAX_SCANS
 from tests.pictures import PNG_MAGIC, encode, gradient, png_chunk, save
 from tests.tables import cases, rows
@@ -32,7 +32,7 @@ FORMATS = {
 
 
 def decode(encoded, shrink=1, background=WHITE, limits=None):
-    return open_image(encoded, limits or Limits()).pixels(shrink, background, Buffers())
+    return open_image(encoded, limits or ImageLimits()).pixels(shrink, background, Buffers())
 
 
 def segment(marker, payload):
@@ -77,7 +77,7 @@ GREY_16 = {256: (3, 2), 257: (3, 2), 258: (3, 16), 259: (3, 1), 262: (3, 1), 277
 def test_pixels_come_back(image_format, options, height, width):
     pixels = gradient(height, width)
 
-    image = open_image(encode(pixels, image_format, **options), Limits())
+    image = open_image(encode(pixels, image_format, **options), ImageLimits())
     decoded = image.pixels(1, WHITE, Buffers())
 
     assert (decoded.shape, decoded.dtype) == ((height, width, 3), np.uint8)
@@ -214,7 +214,7 @@ def test_orientation_in_xmp_leaves_size_and_pixels_alike(image_format):
     info.add_itxt("XML:com.adobe.xmp", xmp.decode())
     options = {"TIFF": {"tiffinfo": {700: xmp}}, "PNG": {"pnginfo": info}, "WEBP": {"xmp": xmp}}
 
-    image = open_image(encode(gradient(16, 24), image_format, **options[image_format]), Limits())
+    image = open_image(encode(gradient(16, 24), image_format, **options[image_format]), ImageLimits())
 
     assert image.pixels(1, WHITE, Buffers()).shape[1::-1] == image.size_wh
 
@@ -236,7 +236,7 @@ XMP = segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>")
 def test_orientation_of_a_jpeg_is_found(mode, header):
     encoded = encode(gradient(8, 8), "JPEG", mode=mode)
 
-    assert open_image(encoded[:2] + header + encoded[2:], Limits()).orientation == 6
+    assert open_image(encoded[:2] + header + encoded[2:], ImageLimits()).orientation == 6
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -245,7 +245,7 @@ def test_upright_size_is_that_of_the_turned_image(orientation):
     turned = plain[:2] + segment(0xE1, b"Exif\0\0" + exif_block(orientation)) + plain[2:]
 
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(turned))).size
-    assert read_upright_size(turned, Limits()) == expected
+    assert read_upright_size(turned, ImageLimits()) == expected
 
 
 @cases(
@@ -274,7 +274,7 @@ def test_garbage_exif_is_ignored(image_format, garbage):
     else:
         encoded = encode(pixels, "WEBP", lossless=True, exif=garbage or b"\0")
 
-    image = open_image(encoded, Limits())
+    image = open_image(encoded, ImageLimits())
 
     assert image.orientation == 1
     np.testing.assert_allclose(image.pixels(1, WHITE, Buffers()).astype(int), pixels, atol=LOSSY_LEVELS)
@@ -337,10 +337,10 @@ def test_truncated_file_is_refused(image_format):
 
 
 @cases(
-    bytes=((60, 100), Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
-    pixels=((60, 100), Limits(max_image_pixels=5_999), "at most 5999 pixels, got 100 x 60$"),
-    width=((60, 100), Limits(max_image_side_px=99), "at most 99 pixels a side, got 100 x 60$"),
-    height=((100, 60), Limits(max_image_side_px=99), "at most 99 pixels a side, got 60 x 100$"),
+    bytes=((60, 100), ImageLimits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
+    pixels=((60, 100), ImageLimits(max_image_pixels=5_999), "at most 5999 pixels, got 100 x 60$"),
+    width=((60, 100), ImageLimits(max_image_side_px=99), "at most 99 pixels a side, got 100 x 60$"),
+    height=((100, 60), ImageLimits(max_image_side_px=99), "at most 99 pixels a side, got 60 x 100$"),
 )
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
 def test_limits_are_checked_on_the_header(size, limits, message, image_format):
@@ -349,7 +349,7 @@ def test_limits_are_checked_on_the_header(size, limits, message, image_format):
 
     with pytest.raises(InvalidImage, match=message):
         open_image(good[:middle] + b"\x55" * 48 + good[middle + 48 :], limits)
-    assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (*size, 3)
+    assert decode(good, limits=ImageLimits(len(good), 6_000, 100)).shape == (*size, 3)
 
 
 def repeated(encoded, scans):
@@ -380,9 +380,9 @@ def test_jpeg_of_too_many_scans_is_refused(kind):
         one = non_interleaved(pixels)
         np.testing.assert_allclose(decode(one).astype(int), pixels, atol=LOSSY_LEVELS)
 
-    open_image(repeated(one, MAX_SCANS), Limits())
+    open_image(repeated(one, MAX_SCANS), ImageLimits())
     with pytest.raises(InvalidImage, match="expected at most 32 scans in a JPEG, got 33"):
-        open_image(repeated(one, MAX_SCANS + 1), Limits())
+        open_image(repeated(one, MAX_SCANS + 1), ImageLimits())
 
 
 @cases("marker", stuffing=0x00, TEM=0x01, RST0=0xD0, RST7=0xD7)
@@ -395,7 +395,7 @@ def test_scans_cannot_be_hidden_behind_a_marker_without_length(marker):
     second = segment(0xFE, bytes(2 + 0xFFFE - len(first) - 4) + sham)
 
     with pytest.raises(InvalidImage, match="expected at most 32 scans in a JPEG, got"):
-        open_image(many[:2] + first + second + many[2:], Limits())
+        open_image(many[:2] + first + second + many[2:], ImageLimits())
 
 
 @pytest.mark.parametrize("is_progressive", [False, True], ids=["sequential", "progressive"])
@@ -495,7 +495,7 @@ def test_file_of_too_many_parts_is_refused(image_format, offset, part, message):
 
 def test_large_transparent_image_is_converted_band_by_band():
     """A band is converted at a time, so that a pixel needs about 7 bytes at the peak, not 17."""
-    image = open_image(save(Image.new("RGBA", (4_000, 4_000), (10, 20, 30, 128)), "PNG"), Limits())
+    image = open_image(save(Image.new("RGBA", (4_000, 4_000), (10, 20, 30, 128)), "PNG"), ImageLimits())
     image.pixels(1, WHITE, Buffers())
 
     tracemalloc.start()

@@ -14,7 +14,7 @@ from nereid.tasks.detect import detector as detectors
 from nereid.tasks.detect.detector import ObjectFinder, ObjectPair, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head
 from nereid.tasks.detect.layouts import InputSize, NetworkOutput
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
 from tests.tables import cases
@@ -26,7 +26,7 @@ def detector_of(head: str, transform: Transform = SAME, **more) -> ObjectFinder:
     arrays = TestDetector(head).outputs()
     types = {name: "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32" for name, rows in arrays.items()}
     outputs = [NetworkOutput(name, types[name], rows.shape) for name, rows in arrays.items()]
-    return ObjectFinder(find_head(outputs, FRAME, head), transform, Limits(), CLASSES, **more)
+    return ObjectFinder(find_head(outputs, FRAME, head), transform, ImageLimits(), CLASSES, **more)
 
 
 def rows_of(detector: ObjectFinder, arrays) -> list[np.ndarray]:
@@ -112,7 +112,7 @@ def test_forms_of_suppressed_outputs(form, arrays):
     outputs = [NetworkOutput(name, types.get(name, "TYPE_FP32"), dims) for name, dims in form.items()]
 
     head = find_head(outputs, FRAME)
-    hits = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), arrays)
+    hits = ObjectFinder(head, SAME, ImageLimits()).find((SIDE, SIDE), arrays)
 
     assert head.name == "nms"
     assert hits.boxes.tolist() == [[1, 2, 11, 22]]
@@ -221,11 +221,11 @@ def test_numbers_of_candidates_and_objects_are_bounded(monkeypatch):
     rows[:, 4] = np.linspace(0.5, 1, 400)
     head = find_head([matrix(400, 6)], FRAME)
 
-    hits = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+    hits = ObjectFinder(head, SAME, ImageLimits()).find((SIDE, SIDE), [rows])
 
     assert hits.scores.tolist() == rows[::-1, 4][:MAX_OBJECTS].tolist()
     monkeypatch.setattr(detectors, "MAX_CANDIDATES", 7)
-    few = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+    few = ObjectFinder(head, SAME, ImageLimits()).find((SIDE, SIDE), [rows])
     assert few.scores.tolist() == rows[::-1, 4][:7].tolist()
 
 

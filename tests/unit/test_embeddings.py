@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from nereid.base.contract import EMBEDDING
 from nereid.client.result_kind import Timings
 from nereid.models.publish.examination import ExaminationRequest
-from nereid.tasks import DEFAULT, make_task_outputs
+from nereid.tasks import DEFAULT_TASK, make_task_outputs
 from nereid.tasks.embed.examination import VectorExamination
 from nereid.tasks.embed.outputs import EQUAL_DISTANCE, cosine_distances
 from nereid.tasks.embed.result import EMBEDDINGS
@@ -137,7 +137,7 @@ def request(described: str = "", outputs: int = 1, rows: int = 8) -> Examination
 def test_description_of_a_version_decides_its_task():
     """The outputs of a pinned model may have been renamed."""
     assert request("embed").task.name == "embed"
-    assert request("of a later release").task is DEFAULT
+    assert request("of a later release").task is DEFAULT_TASK
 
 
 @cases(one=(1, 8, True), several=(2, 8, False), no_batch=(1, 0, False))

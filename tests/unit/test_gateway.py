@@ -24,7 +24,7 @@ from nereid.gateway.keys import EXPOSED_WITHOUT_KEYS, KeyRing
 from nereid.gateway.models import Models
 from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import build
-from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks import DEFAULT_TASK, TASKS
 from tests.gateways import (
     IMAGE,
     NO_KEYS,
@@ -436,7 +436,7 @@ async def test_overload_is_reported_before_the_body_is_read():
     made = gateway(upstream, GatewaySettings())
 
     upstream.gate.clear()
-    await made.models.find(None, DEFAULT)  # later requests do not wait for the model's outputs
+    await made.models.find(None, DEFAULT_TASK)  # later requests do not wait for the model's outputs
     capacity = made.admission.limit * (1 + MAX_WAITING_PER_SLOT)
     waiting = [Caller(made).start() for _ in range(capacity)]
     await asyncio.sleep(0.05)

@@ -346,9 +346,9 @@ def test_slow_requests_of_a_key_leave_instances_to_others(requests, most, clock)
     for name, seconds in requests:
         unit_latencies.record(name, "m", seconds, 1)
 
-    assert unit_latencies.most_in_flight(key_id, "m") == most
+    assert unit_latencies.max_in_flight_of(key_id, "m") == most
     clock.now_s += KEY_IDLE_TIMEOUT_S + 1
-    assert unit_latencies.most_in_flight(key_id, "m") == sys.maxsize
+    assert unit_latencies.max_in_flight_of(key_id, "m") == sys.maxsize
 
 
 @cases(

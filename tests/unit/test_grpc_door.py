@@ -137,7 +137,7 @@ async def test_other_limits_of_a_connection(frames, expected, monkeypatch):
 @asynchronous
 async def test_budget_is_that_of_one_address(monkeypatch):
     """While one address is over its budget, another one without a key is served."""
-    restrict(monkeypatch, PEER_LIMITS, {"keyless_calls": 5, "keyless_calls_per_s": 0})
+    restrict(monkeypatch, PEER_LIMITS, {"keyless_starts": 5, "keyless_starts_per_s": 0})
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (_, _, at):
         gate.set()
         spender = await Client.connect(at, source="127.0.0.2")

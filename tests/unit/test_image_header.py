@@ -8,7 +8,7 @@ from PIL import Image
 from loadtest.attack.image_mutations import mutated_files
 from nereid.base.assets import COFFEE
 from nereid.base.errors import InvalidImage
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import ImageLimits, open_image
 from nereid.vision.imaging.formats.image_header import UNKNOWN_COST, estimate_cost, read_header
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
@@ -52,7 +52,7 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
     a_WebP_with_a_profile=(large("WEBP", icc_profile=b"profile"), 9),
 )
 def test_file_costs_what_the_decoder_finds(encoded, expected):
-    assert open_image(encoded, Limits()).size_wh == (SIDE, SIDE)
+    assert open_image(encoded, ImageLimits()).size_wh == (SIDE, SIDE)
 
     assert estimate_cost(encoded, MAX_PIXELS) == expected
     assert estimate_cost(memoryview(encoded), MAX_PIXELS) == expected
@@ -81,7 +81,7 @@ def test_changed_file_hides_no_pixels():
     opened = 0
     for name, encoded in mutated_files(800):
         try:
-            width, height = open_image(encoded, Limits()).size_wh
+            width, height = open_image(encoded, ImageLimits()).size_wh
         except InvalidImage:
             continue
         header, opened = read_header(encoded), opened + 1

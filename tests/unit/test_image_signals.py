@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from nereid.base.assets import CHELSEA
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.image_signals import SAMPLES, ImageMeter
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
@@ -63,7 +63,7 @@ def test_size_is_that_of_the_upright_image(orientation, aspect):
     encoded = save(Image.fromarray(noise(300, 600)), "JPEG", exif=exif(orientation))
     received: list = []
 
-    CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1, sink=received.append).prepare([encoded])
+    CpuPreprocessor(TRANSFORMS["nchw"], ImageLimits(), 1, sink=received.append).prepare([encoded])
 
     (signals,) = received
     assert (signals["aspect"], signals["megapixels"]) == (aspect, 0.18)
@@ -72,7 +72,7 @@ def test_size_is_that_of_the_upright_image(orientation, aspect):
 
 def test_probes_and_bad_images_do_not_count():
     received: list = []
-    preprocessor = CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 4, 2, received.append)
+    preprocessor = CpuPreprocessor(TRANSFORMS["nchw"], ImageLimits(), 4, 2, received.append)
     photo = CHELSEA.read_bytes()
 
     errors = preprocessor.prepare([ProbeImage(photo), photo, b"no image"])
@@ -85,9 +85,9 @@ def test_failure_harms_no_image():
     def fail(signals: object) -> None:
         raise RuntimeError("planted")
 
-    preprocessor = CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1, sink=fail)
+    preprocessor = CpuPreprocessor(TRANSFORMS["nchw"], ImageLimits(), 1, sink=fail)
 
     assert preprocessor.prepare([CHELSEA.read_bytes()]) == [None]
-    plain = CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1)
+    plain = CpuPreprocessor(TRANSFORMS["nchw"], ImageLimits(), 1)
     plain.prepare([CHELSEA.read_bytes()])
     np.testing.assert_array_equal(plain.tensor, preprocessor.tensor)

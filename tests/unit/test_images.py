@@ -10,7 +10,7 @@ from nereid.base.assets import COFFEE
 from nereid.base.contract import MAX_IMAGE_BYTES
 from nereid.client import images
 from nereid.client.images import encode
-from nereid.vision.imaging.decode import Buffers, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, ImageLimits, open_image
 from tests.conftest import UPRIGHT
 from tests.pictures import exif, save
 from tests.tables import cases
@@ -19,7 +19,7 @@ WHITE = (255, 255, 255)
 
 
 def decoded(file: bytes) -> np.ndarray:
-    image = open_image(file, Limits())
+    image = open_image(file, ImageLimits())
     return UPRIGHT[image.orientation](image.pixels(1, WHITE, Buffers()))
 
 

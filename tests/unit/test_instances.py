@@ -187,8 +187,8 @@ GPU = autoscaling.GpuSample(0.5, 40 * GB, 4 * GB)
 
 def recorded(name: str) -> list[autoscaling.LoadSample]:
     return [
-        autoscaling.LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, size * MB)
-        for at_s, count, waiting, busy, cpu_wait, free, size in RECORDED[name]
+        autoscaling.LoadSample(at, count, waiting, busy, cpu_wait, free * MB, size * MB)
+        for at, count, waiting, busy, cpu_wait, free, size in RECORDED[name]
     ]
 
 
@@ -202,7 +202,7 @@ class Driver:
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):
             self.now_s += 0.2
-            decision = self.decider.decide(replace(sample, at_s=self.now_s, instances=self.count))
+            decision = self.decider.decide(replace(sample, at=self.now_s, instances=self.count))
             if decision:
                 self.count = decision.count
                 self.changes.append(decision.count)
@@ -215,8 +215,8 @@ def test_recorded_load_step_is_followed():
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
         if decision := decider.decide(sample):
-            decisions.append((sample.at_s, decision.count))
-            decider.record_change(following.at_s - 0.02)
+            decisions.append((sample.at, decision.count))
+            decider.record_change(following.at - 0.02)
 
     assert decisions == [(4.86, 2), (9.65, 3), (15.04, 4), (22.76, 3), (30.07, 2), (37.26, 1)]
 

@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.attack.image_mutations import mutated_files
 from nereid.base.errors import InvalidImage
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
 from tests.commands import captured
@@ -39,7 +39,7 @@ def answer():
     """Decode the files one by one; print each name before, and the outcome of all at the end."""
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    preprocessor = CpuPreprocessor(TRANSFORM, Limits(), 1)
+    preprocessor = CpuPreprocessor(TRANSFORM, ImageLimits(), 1)
     refused, wrong, early = 0, [], 0
     for index, (name, file) in enumerate(mutated_files(FILES)):
         print(json.dumps(name), flush=True)

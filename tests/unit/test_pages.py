@@ -15,7 +15,7 @@ from nereid.base.errors import InvalidImage
 from nereid.client.result_kind import Timings
 from nereid.tasks.read.result import PageSize, Reading, TextLine
 from nereid.vision.imaging import decode
-from nereid.vision.imaging.decode import Limits, upright_picture
+from nereid.vision.imaging.decode import ImageLimits, upright_picture
 from tests.pictures import exif, save
 from tests.readers import page, reader
 from tests.tables import cases
@@ -138,7 +138,7 @@ def test_document_that_is_refused(content, limits, message, monkeypatch):
     monkeypatch.setattr(pdf, "MAX_PAGE_S", 2)
     monkeypatch.setattr(pdf, "MAX_BYTES", 2**33)  # a fast machine needs 1 GiB for the endless one within 2 s
 
-    (error,) = reader(Limits(max_image_bytes=8 * 2**20), max_pages=3, **limits).read([content])
+    (error,) = reader(ImageLimits(max_image_bytes=8 * 2**20), max_pages=3, **limits).read([content])
 
     assert isinstance(error, InvalidImage)
     assert message in str(error)
@@ -214,13 +214,13 @@ def test_pixels_of_a_searchable_pdf_are_those_of_the_image():
 
     shown = made[0].render(scale=WIDE.width / made[0].get_width()).to_pil().convert("L")
 
-    expected = upright_picture(save(WIDE), Limits()).convert("L").resize(shown.size)
+    expected = upright_picture(save(WIDE), ImageLimits()).convert("L").resize(shown.size)
     assert np.abs(np.asarray(shown, float) - np.asarray(expected, float)).mean() < 4
 
 
 def test_image_becomes_a_pdf_if_a_reader_with_higher_limits_read_it():
     large = Image.new("L", (8200, 8200), "white")
-    assert large.width * large.height > Limits().max_image_pixels
+    assert large.width * large.height > ImageLimits().max_image_pixels
     reading = Reading((), (), (), *SOURCE, pages=(PageSize(*large.size),))
 
     made = pypdfium2.PdfDocument(pdf.searchable(save(large, "JPEG"), reading))

@@ -11,7 +11,7 @@ import pytest
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import DeadlineExceeded, DeviceFailed, InferenceFailed, InvalidConfig, InvalidImage
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.pipeline import Pipeline
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
@@ -54,7 +54,7 @@ class Broken(Numbers):
 
 @pytest.fixture
 def pipeline() -> Pipeline:
-    return Pipeline(CpuPreprocessor(TRANSFORM, Limits(), 4))
+    return Pipeline(CpuPreprocessor(TRANSFORM, ImageLimits(), 4))
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
         Pipeline.from_config(replace(config, device_kind="GPU"))
 
 
-@cases("image", no_image=BAD, cut_off=A[:20_000], too_large=bytes(Limits().max_image_bytes + 1))
+@cases("image", no_image=BAD, cut_off=A[:20_000], too_large=bytes(ImageLimits().max_image_bytes + 1))
 def test_refused_image_is_released_immediately(pipeline, image):
     """An outcome holds no reference to its image, even without Python's cyclic garbage collector."""
     image = bytes(bytearray(image))

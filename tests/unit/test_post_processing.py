@@ -10,7 +10,7 @@ from PIL import Image
 
 from nereid.backends.triton.post_processing import PostProcessing, open_post_processing
 from nereid.base.assets import REPOSITORY
-from nereid.base.config.model_config import FusedSettings, ModelConfig, read_profile
+from nereid.base.config.model_config import FusedSettings, ModelConfig, read_config
 from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.vision.imaging.pipeline import Batch
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
@@ -29,7 +29,7 @@ def cars(tmp_path_factory) -> Path:
 
 def opened(repository: Path, model: str) -> PostProcessing:
     folder = repository / model
-    config = ModelConfig.from_document(read_profile(folder, "cpu"), folder, 1)
+    config = ModelConfig.from_document(read_config(folder, "cpu"), folder, 1)
     names = config.settings(FusedSettings)
     return open_post_processing(config, names, config.sibling(names.network, names.network_version))
 

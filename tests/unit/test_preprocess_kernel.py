@@ -16,7 +16,7 @@ from PIL import Image
 
 from nereid.base.assets import CHELSEA
 from nereid.vision.imaging import kernel as preprocess_kernel
-from nereid.vision.imaging.decode import Buffers, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, ImageLimits, open_image
 from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, build_table
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
@@ -228,7 +228,7 @@ def test_row_without_an_image_is_padding(run, transform):
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_kernel_agrees_with_the_cpu_path(run, name, orientation):
     transform, pixels = TRANSFORMS[name], photo(150, 97)
-    image = replace(open_image(encode(pixels), Limits()), orientation=orientation)
+    image = replace(open_image(encode(pixels), ImageLimits()), orientation=orientation)
     expected = blank(transform, 1)[0]
 
     transform(image, expected, Buffers())

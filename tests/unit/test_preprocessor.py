@@ -17,7 +17,7 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.server.command_line import KEEP_BUFFERS
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import ImageLimits, open_image
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
 from nereid.vision.imaging.preprocessor import CpuPreprocessor, preview
 from nereid.vision.imaging.transform import Transform
@@ -74,7 +74,9 @@ def test_preset_stands_for_its_numbers(parameters, expected, tmp_path):
     preset = parameters.get("preset", "")
     shorthand = Shorthand(preset, float(PRESETS.get(preset, {}).get("scale", 0)))
 
-    assert settings(tmp_path, parameters) == PreprocessSettings(expected, Limits(), Resources(), shorthand)
+    assert settings(tmp_path, parameters) == PreprocessSettings(
+        expected, ImageLimits(), Resources(), shorthand
+    )
 
 
 @cases(
@@ -112,7 +114,7 @@ def test_every_parameter_is_read(tmp_path):
         background_color=(10, 11, 12),
         exif_orientation=False,
     )
-    assert read == PreprocessSettings(transform, Limits(13, 14, 15), Resources(16, 17), Shorthand())
+    assert read == PreprocessSettings(transform, ImageLimits(13, 14, 15), Resources(16, 17), Shorthand())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -125,7 +127,7 @@ def test_preset_for_uint8_is_not_normalised(tmp_path, preset):
 EXACT = {"resize": "exact"}
 SHORTER = {"resize_shorter_px": "256"}
 MEAN, STD, PAD = {"mean": "1, 2, 3"}, {"std": "1, 2, 3"}, {"pad_color": "0, 0, 0"}
-# Transform and Limits check their own fields: test_transform.py and test_decode.py. One of each is here.
+# Transform and ImageLimits check their own fields: test_transform.py and test_decode.py. One of each is here.
 MISTAKES = [
     (EXACT | {"sise": "1"}, "unknown parameter 'sise': expected one of antialias, "),
     (EXACT | {"height_px": "9"}, "unknown parameter 'height_px': expected one of antialias, "),
@@ -186,7 +188,7 @@ A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_image_i_is_in_row_i(threads):
-    preprocessor = CpuPreprocessor(NCHW, Limits(), 4, threads)
+    preprocessor = CpuPreprocessor(NCHW, ImageLimits(), 4, threads)
     alone = []
     for image in (A, B):
         preprocessor.prepare([image])
@@ -208,7 +210,7 @@ class Fragile:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_unexpected_error_is_that_of_one_image(threads):
-    first, second = CpuPreprocessor(Fragile(), Limits(), 2, threads).prepare([A, B])
+    first, second = CpuPreprocessor(Fragile(), ImageLimits(), 2, threads).prepare([A, B])
 
     assert first is None
     assert isinstance(second, InferenceFailed)
@@ -234,11 +236,11 @@ class Counting:
 
 def test_pixels_in_work_are_bounded():
     """Images that are decoded at the same time have at most twice the pixels of the largest valid image."""
-    pixels = open_image(A, Limits()).pixel_count
+    pixels = open_image(A, ImageLimits()).pixel_count
     counts = []
     for limit in (pixels, 2 * pixels, 100 * pixels):
         transform = Counting()
-        preprocessor = CpuPreprocessor(transform, Limits(max_image_pixels=limit), 16, 8)
+        preprocessor = CpuPreprocessor(transform, ImageLimits(max_image_pixels=limit), 16, 8)
         assert preprocessor.prepare([A] * 16) == [None] * 16
         counts.append(transform.most // pixels)
 
@@ -251,14 +253,14 @@ def test_pixels_in_work_are_bounded():
 GROWTH = """
 import sys
 from pathlib import Path
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from tests.unit.test_preprocessor import NCHW
 
 def pages():
     return int(Path("/proc/self/statm").read_text().split()[1])
 
-preprocessor = CpuPreprocessor(NCHW, Limits(), 1)
+preprocessor = CpuPreprocessor(NCHW, ImageLimits(), 1)
 preprocessor.prepare([Path(sys.argv[1]).read_bytes()])
 before = pages()
 assert preprocessor.prepare([Path(sys.argv[2]).read_bytes()]) == [None]
@@ -285,7 +287,7 @@ LEVELS = {"mean": (127.0, 110.0, 90.0), "std": (128.0, 60.0, 50.0)}
 
 def shown_settings(**fields) -> PreprocessSettings:
     transform = Transform(SIDE, SIDE, resize="exact", **fields)
-    return PreprocessSettings(transform, Limits(), Resources(), Shorthand())
+    return PreprocessSettings(transform, ImageLimits(), Resources(), Shorthand())
 
 
 @rows(*itertools.product(("NCHW", "NHWC"), ("RGB", "BGR"), ("FP32", "FP16", "UINT8")))

@@ -1,4 +1,4 @@
-"""Samples of a metrics page, their growth since an earlier page, and quantiles of histograms."""
+"""Samples of a metrics page, their increase since an earlier page, and quantiles of histograms."""
 
 import math
 
@@ -13,7 +13,7 @@ from tests.tables import cases
 X, Y = 'c{a="x"}', 'c{a="y"}'
 
 
-def grown(before: str, after: str) -> MetricSamples:
+def increase_between(before: str, after: str) -> MetricSamples:
     return MetricSamples.parse(after) - MetricSamples.parse(before)
 
 
@@ -26,8 +26,8 @@ def grown(before: str, after: str) -> MetricSamples:
     first_page=("", f"{X} 5", {"x": 5}),
     empty_page=(f"{X} 5", "", {}),
 )
-def test_growth_of_a_counter(before, after, increase):
-    samples = grown(before, after)
+def test_increase_of_a_counter(before, after, increase):
+    samples = increase_between(before, after)
 
     assert samples.sums("c", "a") == {(name,): value for name, value in increase.items()}
     assert samples.total("c") == sum(increase.values())
@@ -38,7 +38,7 @@ def test_growth_of_a_counter(before, after, increase):
     st.sets(st.integers(0, 9)),
 )
 def test_no_event_is_lost_or_counted_twice(looks, restarts):
-    """The growth of all looks together is the number of events, if each restart shows in each counter."""
+    """The increase of all looks together is the number of events, if each restart shows in each counter."""
     counts, events, before, total = dict[str, int](), 0, MetricSamples({}), 0.0
     for number, look in enumerate(looks):
         if number in restarts:
@@ -118,7 +118,7 @@ def histogram(labels: str, *cumulative: int) -> str:
 
 def test_histogram_has_the_growth_of_each_bucket():
     before = histogram('a="x"', 1000, 1000, 1000) + histogram('a="y"', 0, 0, 0)
-    increase = grown(before, histogram('a="x"', 1000, 1002, 1002) + histogram('a="y"', 0, 2, 5))
+    increase = increase_between(before, histogram('a="x"', 1000, 1002, 1002) + histogram('a="y"', 0, 2, 5))
 
     assert increase.buckets("h", "a") == {
         ("x",): {1: 0, 2: 2, math.inf: 0},
@@ -131,7 +131,9 @@ def test_histogram_has_the_growth_of_each_bucket():
 
 def test_histogram_is_reset_as_a_whole():
     """One smaller value shows the reset, even if other series have grown beyond their old values."""
-    increase = grown(histogram('a="x"', 2, 3, 3) + histogram('a="y"', 1, 1, 1), histogram('a="x"', 1, 5, 5))
+    increase = increase_between(
+        histogram('a="x"', 2, 3, 3) + histogram('a="y"', 1, 1, 1), histogram('a="x"', 1, 5, 5)
+    )
 
     assert increase.buckets("h") == {(): {1: 1, 2: 4, math.inf: 0}}
     assert (increase.total("h_count"), increase.total("h_sum")) == (5, 7)
@@ -146,10 +148,10 @@ def test_bucket_that_lags_behind_is_empty():
 
 
 def test_fallen_gauge_resets_no_counter():
-    """A gauge `jobs` falls when a job ends; the counter `jobs_count` goes on, and so does its growth."""
+    """A gauge `jobs` falls when a job ends; the counter `jobs_count` goes on, and so does its increase."""
     page = "# TYPE jobs gauge\njobs {}\n# TYPE jobs_count counter\njobs_count {}\n"
 
-    increase = grown(page.format(3, 100), page.format(2, 101))
+    increase = increase_between(page.format(3, 100), page.format(2, 101))
 
     assert increase.total("jobs_count") == 1
     assert increase.gauge("jobs") is None

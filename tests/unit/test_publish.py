@@ -23,7 +23,7 @@ from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import change, propose_weights
 from nereid.models.routes.location import find_route
-from nereid.repository.repository_index import PinnedModel, configs, pins
+from nereid.repository.repository_index import PinnedModel, configs, pinned_models
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerInfo
 from tests import publishing
@@ -61,7 +61,7 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     assert (done.version, done.pinned, weights(repository)) == (2, ("net_v2",), {"v1": 100, "v2": 0})
     for file in ("config.pbtxt", "configs/other.pbtxt"):
         assert (repository / NET / file).read_text().endswith(policy.replace("1 ]", "1, 2 ]"))
-    pinned = {(pin.model, pin.network_version) for pin in pins(repository, configs(repository))}
+    pinned = {(pin.model, pin.network_version) for pin in pinned_models(repository, configs(repository))}
     assert pinned == {("net_v1", 1), ("net_v2", 2)}
     listing = [(entry.version, entry.state, entry.source) for entry in versions(repository, NET, None)[1]]
     assert listing == [(2, "published", "adds-2.onnx"), (1, "published", "")]

@@ -18,7 +18,7 @@ from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
 from nereid.models.publish.transaction import locked_repository, opened_journal
-from nereid.models.routes.location import find_route, find_routes, read_state
+from nereid.models.routes.location import find_route, find_routes, read_route_file
 from nereid.server.run_dir import ServerInfo
 from tests import publishing
 from tests.fake_server import FakeServer, Killed, killed_at, running
@@ -48,7 +48,7 @@ class Site:
 
 
 def state(repository: Path) -> tuple[dict[str, str], dict[str, float]]:
-    route = read_state(find_route(repository, ROUTE)).route()
+    route = read_route_file(find_route(repository, ROUTE)).route()
     kept = {name: sha for name, sha in contents(repository).items() if not name.startswith(f"{ROUTE}.route.")}
     return kept, {variant.name: variant.weight for variant in route.variants}
 
@@ -198,7 +198,7 @@ def assert_loadable(repository: Path) -> None:
     server = FakeServer(repository)
     page = server.page()
     for location in (find_route(repository, name) for name in (ROUTE, "small") if name in server.loaded):
-        assert read_state(location).sha256 in page, (location, server.loaded)
+        assert read_route_file(location).sha256 in page, (location, server.loaded)
 
 
 def killing(action: Callable[[], None], number: int) -> Report:
@@ -242,7 +242,7 @@ def test_server_follows_a_killed_command(start, trees, command, versions, dies, 
             assert server.loaded[NET] == versions, number
             assert server.loaded.keys() >= {f"{NET}_v{version}" for version in versions}
             for location in find_routes(site.models):
-                assert read_state(location).sha256 in server.page()
+                assert read_route_file(location).sha256 in server.page()
             assert state(site.models) == state(trees[ENDS[command][0]] / "models")
             fresh = FakeServer(site.models)
             assert (server.loaded, server.configs) == (fresh.loaded, fresh.configs), number

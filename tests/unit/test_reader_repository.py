@@ -14,7 +14,7 @@ from nereid.repository.check import check
 from nereid.repository.instance_sizing import Machine, plan_instances
 from nereid.repository.repository_index import (
     PinnedModel,
-    pins,
+    pinned_models,
     readable_configs,
     steps_of,
     thread_budget,
@@ -89,7 +89,7 @@ def test_recogniser_without_characters_is_found(repository):
 
 @pytest.mark.parametrize("profile", ["", "cpu"])
 def test_reader_pins_its_recogniser(repository, profile):
-    pin_of = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
+    pin_of = {pin.model: pin for pin in pinned_models(repository, readable_configs(repository, profile))}
 
     assert pin_of["read_text_v1"] == PIN
     steps = steps_of(readable_configs(repository, profile)["read_text_v1"])

@@ -8,7 +8,7 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
-from nereid.models.routes.location import find_route, read_state
+from nereid.models.routes.location import find_route, read_route_file
 from nereid.repository.check import check
 from tests.fake_server import FakeServer, running
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, unchanged, write_route
@@ -73,7 +73,7 @@ def test_refused_replacement_leaves_the_old_model(accepted, repository, file, ot
 
     assert contents(repository) == before
     assert (server.loaded, server.configs) == was
-    assert read_state(find_route(repository, "small")).sha256 in server.page()
+    assert read_route_file(find_route(repository, "small")).sha256 in server.page()
     assert {path.name for path in files.state_folder(repository).iterdir()} == {"journal.jsonl", "reserve"}
 
 

@@ -17,7 +17,7 @@ from nereid.models.rollout.controller import Controller
 from nereid.models.rollout.plan import BOUNDS
 from nereid.models.rollout.rollout_journal import folder_of
 from nereid.models.routes.change import RunningServer, change, propose_weights
-from nereid.models.routes.location import read_state
+from nereid.models.routes.location import read_route_file
 from nereid.server import run_dir
 from tests.fake_server import FakeServer, killed_at, running
 from tests.rollouts import ROUTE, Rollouts, before
@@ -77,7 +77,7 @@ class Simulation(Rollouts):
 
     def answer(self, requests: int) -> None:
         """Count requests on the page, by weight; an open breaker gives those of its variant to the other."""
-        route = read_state(self.location).route()
+        route = read_route_file(self.location).route()
         total = sum(entry.weight for entry in route.variants)
         for entry in route.variants:
             traits, labels = self.behaviour[entry.name], f'route="{ROUTE}",variant="{entry.name}",version="1"'
@@ -153,7 +153,7 @@ def test_bad_candidate_loses_the_traffic(behaviour, steps, reason, rollout):
 
     assert is_rolled_back(rollout)
     assert state.reasons[0].startswith(reason), state.reasons
-    assert not read_state(rollout.location).route().shadows
+    assert not read_route_file(rollout.location).route().shadows
     assert rollout.server.loaded["net_new"] == {1}
 
 
@@ -172,7 +172,7 @@ def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout):
     commands.issue(rollout.location, "resume")
     state = rollout.run("ended", "paused")
     assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100}), state.reasons
-    assert read_state(rollout.location).route().fallbacks == ("new",)
+    assert read_route_file(rollout.location).route().fallbacks == ("new",)
 
 
 def test_candidate_that_is_not_loaded_gets_no_traffic(rollout):
@@ -375,9 +375,9 @@ def test_killed_controller_is_continued(errors, result, notes, rollout):
         assert (rollout.state.phase, rollout.state.result) == ("ended", result), kills
         assert rollout.weights() == {"old": 100 * (not promoted), "new": 100 * promoted}
         assert RunningServer(rollout.server_info).route_status(ROUTE).sha256s == {
-            read_state(rollout.location).sha256
+            read_route_file(rollout.location).sha256
         }
         # Each change is in the history once, or is first seen by the next one after a kill.
-        seen = Counter(entry.note for entry in read_state(rollout.location).all_entries)
+        seen = Counter(entry.note for entry in read_route_file(rollout.location).all_entries)
         assert max(seen[note] for note in notes) == 1, (kills, seen)
     assert kills > 10

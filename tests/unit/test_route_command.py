@@ -25,7 +25,7 @@ from nereid.models.routes.change import (
     read_served_status,
     served_status,
 )
-from nereid.models.routes.location import find_route, read_state
+from nereid.models.routes.location import find_route, read_route_file
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerInfo
 from tests.fake_server import killed_at
@@ -478,7 +478,7 @@ def test_breaker_of_another_version_is_not_shown(repository, capsys):
     target = find_route(repository)
     served = ServedRouteStatus(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
 
-    commands.show_route(target, read_state(target), FakeServer(served), as_json=False)
+    commands.show_route(target, read_route_file(target), FakeServer(served), as_json=False)
 
     shown = capsys.readouterr().out
     assert [(row[0], row[-1]) for row in rows(shown)] == [("v1", "—"), ("v2", "open")]

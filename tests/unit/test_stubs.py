@@ -56,7 +56,7 @@ def test_stubs_in_use_are_the_youngest_of_each_version():
 
     assert stubs.find_active("model_0_0") == [REPLACEMENT, OTHER_VERSION]
     assert stubs.instances([FIRST.process, SECOND.process]) == {"model_0_1"}
-    assert stubs.find_versions("model", [2]) == [OTHER_VERSION]
+    assert stubs.stubs_of_versions("model", [2]) == [OTHER_VERSION]
 
 
 def test_second_verdict_within_a_while_is_final():

@@ -61,7 +61,7 @@ def test_gateway_that_the_system_does_not_start_is_tried_again():
         "supervisor: the gateway cannot be started: [Errno 11] Resource temporarily unavailable; "
         "next try in 1 s"
     )
-    made._back_off.due_s = 0.0
+    made._back_off.due_at = 0.0
     made.keep()
 
     assert made.keep() == "the gateway is starting"

@@ -11,7 +11,7 @@ from PIL import Image
 from nereid.base import errors
 from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.reader import Networks
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.image_times import ProbeImage
 from tests.pictures import exif, save
 from tests.readers import LINES, RECOGNISER, networks, page, reader
@@ -132,7 +132,7 @@ def test_bad_images_fail_alone():
     refused = errors.InvalidRequest("expected one image per request, got 2")
 
     images = [save(page()), b"no image", refused, save(Image.new("1", (2000, 2000)))]
-    good, damaged, error, too_large = reader(Limits(max_image_pixels=150 * 640 * 3)).read(images)
+    good, damaged, error, too_large = reader(ImageLimits(max_image_pixels=150 * 640 * 3)).read(images)
 
     assert texts(good) == EXPECTED
     assert isinstance(damaged, errors.InvalidImage)

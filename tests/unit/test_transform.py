@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from nereid.vision.imaging.decode import Buffers, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, ImageLimits, open_image
 from nereid.vision.imaging.resample import ResizeCrop
 from nereid.vision.imaging.transform import DATATYPES, Placement, Transform, make_plan
 from tests.pictures import assert_same_levels, exif, gradient, noise, resize, save
@@ -19,7 +19,7 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SHORTER = Transform(224, 224, resize_shorter_px=256)
 EXACT = Transform(41, 59, resize="exact")
 LETTERBOX = Transform(64, 64, resize="letterbox")
-ANY = Limits(2**30, 10**9, 10**6)
+ANY = ImageLimits(2**30, 10**9, 10**6)
 
 
 def apply(transform, encoded):

@@ -87,7 +87,7 @@ def test_deadline_is_held(until_s):
 def test_gain_within_the_noise_keeps_the_default():
     default_repeat = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
     default, best = [{1: load(100)}] * 5, [{1: load(101)}] * 5
-    seen = {search.DEFAULT: default[0], (("instances", 3),): best[0]}
+    seen = {search.CURRENT_CONFIG: default[0], (("instances", 3),): best[0]}
 
     calm = [{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]
     final_comparisons = [search.FinalComparison(default, rounds, best) for rounds in (default_repeat, calm)]
@@ -151,7 +151,7 @@ def test_default_that_rarely_misses_the_p99_still_counts():
 
     def judged(default, default_repeat):
         """Return the verdict on a faster default and a candidate that meets the p99."""
-        seen = {search.DEFAULT: search.median(default), (("instances", 3),): search.median(best)}
+        seen = {search.CURRENT_CONFIG: search.median(default), (("instances", 3),): search.median(best)}
         return verdict(
             search.Objective("throughput", 50), search.FinalComparison(default, default_repeat, best), seen
         )

@@ -19,7 +19,7 @@ from nereid.cli.main import app
 from nereid.cli.models import tune as command
 from nereid.insight.tune import photos, profiles, tuning
 from nereid.insight.tune.load_generator import LoadResult
-from nereid.insight.tune.search import DEFAULT, FinalComparison, Objective
+from nereid.insight.tune.search import CURRENT_CONFIG, FinalComparison, Objective
 from nereid.insight.tune.trial import OPEN_SIDE_PX, TrialServer, copy_repository, request_bodies
 from nereid.insight.tune.tuning import TuneOptions, TuneReport
 from nereid.repository.pbtxt import parse
@@ -70,7 +70,7 @@ BEST = (("instances", 3),)
 def found(*args):
     samples = [{1: LOAD}] * 3
     final = FinalComparison(samples, samples, [{1: replace(LOAD, rate=20.0)}] * 3)
-    seen = {DEFAULT: samples[0], BEST: final.best[0]}
+    seen = {CURRENT_CONFIG: samples[0], BEST: final.best[0]}
     return TuneReport("classify_v1", Objective("throughput"), (("instances", 2),), BEST, final, seen, {})
 
 

@@ -341,7 +341,7 @@ class AttemptPlan:
         """Return whether a choice is repeated and others remain if it takes too long."""
         return choice is self._repeated and self.has_choices
 
-    def retry(self) -> None:
+    def mark_rest_as_retries(self) -> None:
         """Note that a variant was tried: the remaining ones are retries."""
         self._left = [VariantChoice(choice.variant, RETRY) for choice in self._left]
 

@@ -33,14 +33,14 @@ def path_of(config: ModelConfig) -> Path:
     return path
 
 
-def load_route(config: ModelConfig, text: bytes) -> LoadedRoute:
+def load_route(config: ModelConfig, content: bytes) -> LoadedRoute:
     """Read a route for the model `config`; its models and versions must be in the repository.
 
     Raises:
-        InvalidConfig: the text is not a route, or a model or version that it names is missing or has other
+        InvalidConfig: the content is not a route, or a model or version that it names is missing or has other
             tensors.
     """
-    route, output = parse_route(text), config.outputs[0].name
+    route, output = parse_route(content), config.outputs[0].name
     try:
         versions = {
             target.name: config.pinned_network_version(target.model, target.version, output)
@@ -50,7 +50,7 @@ def load_route(config: ModelConfig, text: bytes) -> LoadedRoute:
             _check_tensors(config, target.model, target.version)
     except OSError as error:  # for example, a name too long for a folder
         raise InvalidConfig(f"cannot read the models of the route: {error}") from None
-    return LoadedRoute(route, sha256(text).hexdigest(), versions, _answer(config, route))
+    return LoadedRoute(route, sha256(content).hexdigest(), versions, _answer(config, route))
 
 
 def _answer(config: ModelConfig, route: Route) -> dict[str, "np.ndarray"]:
@@ -108,11 +108,11 @@ class RouteWatch:
                 Each call checks the file again, so the route is used as soon as the version is ready.
         """
         try:
-            text = self._read()
-            if sha256(text).hexdigest() == self.loaded.sha256:
+            content = self._read()
+            if sha256(content).hexdigest() == self.loaded.sha256:
                 self._last_error = ""
                 return None
-            loaded = load_route(self._config, text)
+            loaded = load_route(self._config, content)
             check_ready(loaded.route, self._is_ready)
         except InvalidConfig as error:
             if str(error) == self._last_error:

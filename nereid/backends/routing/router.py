@@ -145,7 +145,7 @@ class Router:
         self._health = VariantHealthRegistry(metrics, log)
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
-        self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
+        self._is_full, self._clients_due_at, self._abandoned = False, -inf, 0
         self._budget = RetryBudget()
         self._shadows = Shadows(task, metrics, log, clock, random_unit)
         self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
@@ -166,7 +166,7 @@ class Router:
                 return AdmittedRequest(request, loaded, self._clock(), self._begin_trace(request))
         self._metrics.add("shed_total")
         self._is_full = True
-        if self._clock() >= self._clients_due_s:
+        if self._clock() >= self._clients_due_at:
             self._wake()
         overload = Overloaded(f"{in_flight} in flight, limit {loaded.route.max_in_flight}")
         request.reject(overload)
@@ -209,7 +209,7 @@ class Router:
             self._free_slot(admitted)
             self._responses.fail(admitted, plan, from_exception(raised))
             return
-        plan.retry()
+        plan.mark_rest_as_retries()
         self._finish(admitted, plan)
 
     def expire(self) -> None:
@@ -240,9 +240,9 @@ class Router:
         Their attempts continue and occupy their threads, because Triton 24.10 cannot cancel them.
         """
         now = self._clock()
-        if not self._is_full or now < self._clients_due_s:
+        if not self._is_full or now < self._clients_due_at:
             return
-        self._is_full, self._clients_due_s = False, now + CHECK_CLIENTS_S
+        self._is_full, self._clients_due_at = False, now + CHECK_CLIENTS_S
         with self._lock:
             holders = [attempt for attempt in self._attempts if attempt.admitted.has_slot]
         for attempt in holders:
@@ -310,7 +310,7 @@ class Router:
                         raise self._final(attempt, error) from None
                 if not self._may_go_on(attempt, error):
                     raise self._final(attempt, error) from None
-                plan.retry()
+                plan.mark_rest_as_retries()
 
     def _may_try_again(self, attempt: Attempt, error: StubDied) -> bool:
         """Return whether to send a request to its variant again, because one of several instances is dead."""
@@ -393,7 +393,7 @@ class Router:
             error = from_exception(raised)
         trace.end_attempt(span, error)
         if isinstance(error, StubDied):
-            attempt.has_live_instance = self._is_survived(attempt, error)
+            attempt.has_live_instance = self._has_live_instance(attempt, error)
         is_late = not self._end(attempt, error)
         with self._lock:
             self._health.count_in_flight(attempt.health, -1)
@@ -409,7 +409,7 @@ class Router:
             raise error
         return response
 
-    def _is_survived(self, attempt: Attempt, error: StubDied) -> bool:
+    def _has_live_instance(self, attempt: Attempt, error: StubDied) -> bool:
         """Return whether another process may answer: a replacement only if no fallback can."""
         if not (instance := read_unhealthy_instance(str(error))):
             return False

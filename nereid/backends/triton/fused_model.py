@@ -25,7 +25,7 @@ from nereid.backends.triton.metric_reporter import ImageSignalReporter
 from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
 from nereid.backends.triton.onnx_model import load_backend_settings, open_session
 from nereid.backends.triton.post_processing import PostProcessingOutcome, RequestImages, open_post_processing
-from nereid.backends.triton.tensors import answer, log_error, read_images, reject, send_or_log
+from nereid.backends.triton.tensors import log_error, read_images, reject, send_or_log, to_response
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, ServingError, from_exception
 from nereid.vision.imaging.pipeline import Pipeline
@@ -106,7 +106,7 @@ class FusedModel:
                 self._metrics.record_rejection(outcome)
         if trace:
             trace.end(outcomes)
-        return [answer(outcome) for outcome in outcomes]
+        return [to_response(outcome) for outcome in outcomes]
 
     def _run_bound(
         self, job: FusedBatch, streams: DeviceStreams

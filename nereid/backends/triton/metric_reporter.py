@@ -28,16 +28,16 @@ class MetricReporter:
     and sent `flush_s` seconds after the first.
 
     Args:
-        kinds: the metric families by their names without the prefix.
+        specs: the metric families by their names without the prefix.
         flush_s: seconds from a change to its report.
         labels: the labels that all series have.
     """
 
     def __init__(
-        self, prefix: str, kinds: Mapping[str, MetricSpec], flush_s: float = FLUSH_INTERVAL_S, **labels: str
+        self, prefix: str, specs: Mapping[str, MetricSpec], flush_s: float = FLUSH_INTERVAL_S, **labels: str
     ) -> None:
         self._prefix, self._labels, self._flush_s = prefix, labels, flush_s
-        self._kinds = {**kinds, **_counters_of_tallies(kinds)}
+        self._specs = {**specs, **_counters_of_histograms(specs)}
         self._histograms: dict[_Key, list[float]] = {}
         self._families: dict[str, Any] = {}
         self._series: dict[_Key, Any] = {}
@@ -57,11 +57,11 @@ class MetricReporter:
             return
         key = name, tuple(labels.items())
         with self._lock:
-            kind = self._kinds[name]
-            if kind.kind == "HISTOGRAM":
+            spec = self._specs[name]
+            if spec.kind == "HISTOGRAM":
                 self._observed.append((key, value))
-            elif kind.kind == "COUNTER_HISTOGRAM":
-                self._tally(key, kind, value)
+            elif spec.kind == "COUNTER_HISTOGRAM":
+                self._count_in_histogram(key, spec, value)
             else:
                 self._sums[key] = self._sums.get(key, 0.0) + value
         self._wake()
@@ -76,13 +76,13 @@ class MetricReporter:
             return
         with self._lock:
             for name, value in values.items():
-                self._tally((name, ()), self._kinds[name], value)
+                self._count_in_histogram((name, ()), self._specs[name], value)
         self._wake()
 
-    def _tally(self, key: _Key, kind: MetricSpec, value: float) -> None:
+    def _count_in_histogram(self, key: _Key, spec: MetricSpec, value: float) -> None:
         if (histogram := self._histograms.get(key)) is None:
-            histogram = self._histograms[key] = [0.0] * (len(kind.buckets) + 2)
-        histogram[bisect_left(kind.buckets, value)] += 1
+            histogram = self._histograms[key] = [0.0] * (len(spec.buckets) + 2)
+        histogram[bisect_left(spec.buckets, value)] += 1
         histogram[-1] += value
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
@@ -137,7 +137,7 @@ class MetricReporter:
     def _increment_all(self, key: _Key, histogram: Sequence[float]) -> None:
         """Send the counters of a histogram; all exist from the first report, so that none appears later."""
         name, labels = key
-        for part, bound, value in _parts(self._kinds[name].buckets, histogram):
+        for part, bound, value in _parts(self._specs[name].buckets, histogram):
             metric = self._metric((f"{name}_{part}", (*labels, *((("le", bound),) if bound else ()))))
             if value:
                 metric.increment(value)
@@ -150,22 +150,22 @@ class MetricReporter:
     def _metric(self, key: _Key) -> Any:
         if key not in self._series:
             name, labels = key
-            kind = self._kinds[name]
+            spec = self._specs[name]
             if name not in self._families:
                 self._families[name] = pb_utils.MetricFamily(
                     name=self._prefix + name,
-                    description=kind.description,
-                    kind=getattr(pb_utils.MetricFamily, kind.kind),
+                    description=spec.description,
+                    kind=getattr(pb_utils.MetricFamily, spec.kind),
                 )
-            extra = {"buckets": list(kind.buckets)} if kind.buckets else {}
+            extra = {"buckets": list(spec.buckets)} if spec.buckets else {}
             self._series[key] = self._families[name].Metric(labels=self._labels | dict(labels), **extra)
         return self._series[key]
 
 
-def _counters_of_tallies(kinds: Mapping[str, MetricSpec]) -> dict[str, MetricSpec]:
+def _counters_of_histograms(specs: Mapping[str, MetricSpec]) -> dict[str, MetricSpec]:
     return {
         f"{name}_{part}": MetricSpec("COUNTER", spec.description)
-        for name, spec in kinds.items()
+        for name, spec in specs.items()
         if spec.kind == "COUNTER_HISTOGRAM"
         for part in ("bucket", "count", "sum")
     }

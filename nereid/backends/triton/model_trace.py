@@ -13,7 +13,7 @@ from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
 from nereid.base.tracing.records import (
-    FLAGS,
+    TRACING_BACKEND,
     Record,
     Tracer,
     child_span,
@@ -34,7 +34,7 @@ class Times(Protocol):
 
 def open_tracer() -> Tracer | None:
     """Return the tracer of this server; None if tracing is off."""
-    return Tracer.from_flags(backend_config_values(server_command_line(), FLAGS))
+    return Tracer.from_flags(backend_config_values(server_command_line(), TRACING_BACKEND))
 
 
 class ModelTracer:

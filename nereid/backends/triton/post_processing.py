@@ -8,7 +8,7 @@ import numpy as np
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.contract import IMAGE
 from nereid.base.errors import InvalidConfig, InvalidRequest, ServingError, from_exception
-from nereid.tasks import BY_BACKEND, entry_point_of_backend
+from nereid.tasks import TASK_BY_BACKEND, entry_point_of_backend
 from nereid.vision.imaging.pipeline import Batch
 
 RequestImages: TypeAlias = Sequence[bytes] | ServingError
@@ -153,7 +153,7 @@ def open_post_processing(
     if step := open_postprocessor(after):
         return PostprocessPerImage(config, network, after, step)
     backends = " or ".join(
-        name for name, task in BY_BACKEND.items() if "post_processing" in task.entry_points
+        name for name, task in TASK_BY_BACKEND.items() if "post_processing" in task.entry_points
     )
     raise InvalidConfig(
         f"model '{config.name}', after: expected a model of backend {backends}, "

@@ -10,7 +10,7 @@ from nereid.backends.triton.post_processing import (
     open_postprocessor,
     postprocess,
 )
-from nereid.backends.triton.tensors import answer, read_images, read_tensors
+from nereid.backends.triton.tensors import read_images, read_tensors, to_response
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE
 from nereid.base.errors import ServingError, from_exception
@@ -31,7 +31,7 @@ class PostprocessModel:
         outcomes = [self._run(request) for request in requests]
         if trace:
             trace.end(outcomes)
-        return [answer(outcome) for outcome in outcomes]
+        return [to_response(outcome) for outcome in outcomes]
 
     def close(self) -> None:
         """Report the end of the instance."""

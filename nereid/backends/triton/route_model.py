@@ -97,7 +97,7 @@ class RouteModel:
             self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
 
     def _run_housekeeping(self) -> None:
-        polled_s = 0.0
+        polled_at = 0.0
         while True:
             self._is_awake.wait(self._router.sleep_s(POLL_INTERVAL_S))
             self._is_awake.clear()
@@ -108,8 +108,8 @@ class RouteModel:
                 self._router.free_abandoned()
             except Exception as error:
                 self._warn(f"a late or cancelled request could not be ended: {error!r}")
-            if time.monotonic() - polled_s >= POLL_INTERVAL_S:
-                polled_s = time.monotonic()
+            if time.monotonic() - polled_at >= POLL_INTERVAL_S:
+                polled_at = time.monotonic()
                 self._router.revive()
                 self._poll()
                 self._signals.poll()

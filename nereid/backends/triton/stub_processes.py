@@ -58,9 +58,9 @@ def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue
-        status = read_stat(folder)
-        if status and status.parent == leader:
-            stubs += list(_stub(status.process, repository, folder))
+        process_stat = read_stat(folder)
+        if process_stat and process_stat.parent == leader:
+            stubs += list(_stub(process_stat.process, repository, folder))
     return stubs
 
 
@@ -89,9 +89,9 @@ def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, s
     """Return the kernel's letter for the state of each process that still exists."""
     letters = {}
     for process in processes:
-        status = read_stat(proc / str(process.pid))
-        if status and status.process == process:
-            letters[process] = status.state
+        process_stat = read_stat(proc / str(process.pid))
+        if process_stat and process_stat.process == process:
+            letters[process] = process_stat.state
     return letters
 
 
@@ -119,10 +119,10 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
 
 def uptime_s(pid: int) -> float | None:
     """Return how many seconds ago a process started; None if there is none."""
-    status = read_stat(PROC / str(pid))
-    if status is None:
+    process_stat = read_stat(PROC / str(pid))
+    if process_stat is None:
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - status.process.start_ticks / TICKS_PER_S
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - process_stat.process.start_ticks / TICKS_PER_S
 
 
 def close_connections() -> None:

@@ -71,7 +71,7 @@ def reject(error: ServingError) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
-def answer(outcome: Mapping[str, Any] | ServingError) -> Any:
+def to_response(outcome: Mapping[str, Any] | ServingError) -> Any:
     """Build the response of one request: its tensors, or its error."""
     return reject(outcome) if isinstance(outcome, ServingError) else respond(**outcome)
 

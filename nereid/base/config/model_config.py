@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.config.parameters import Settings, parse_parameters
-from nereid.base.config.server_flags import FITTED_INSTANCES, backend_config_values, server_command_line
+from nereid.base.config.server_flags import INSTANCES_BACKEND, backend_config_values, server_command_line
 from nereid.base.errors import InvalidConfig
 
 # A model's folder of per-profile configs.
@@ -92,7 +92,7 @@ class ModelConfig:
         config = replace(
             config, is_first_instance=args["model_instance_name"] == f"{groups[0].get('name')}_0"
         )
-        fitted = backend_config_values(server_command_line(), FITTED_INSTANCES).get(config.name)
+        fitted = backend_config_values(server_command_line(), INSTANCES_BACKEND).get(config.name)
         if fitted and kind == "CPU":  # more instances will follow
             config = config.with_instances(max(config.cpu_instances, int(fitted)))
         if kind == "GPU" and not may_use_gpu:
@@ -151,7 +151,7 @@ class ModelConfig:
         Args:
             profile: the server's `--model-config-name`, or an empty string.
         """
-        groups = read_profile(self.folder, profile).get("instance_group", ())
+        groups = read_config(self.folder, profile).get("instance_group", ())
         return any(group.get("kind") == "KIND_GPU" for group in groups)
 
     def sibling(self, name: str, version: int, profile: str = "") -> "ModelConfig":
@@ -166,7 +166,7 @@ class ModelConfig:
         folder = self._sibling_folder(name, version)
         if not profile:
             return ModelConfig.from_file(folder, version)
-        document = read_profile(folder, profile) or read_pbtxt(folder / "config.pbtxt")
+        document = read_config(folder, profile) or read_pbtxt(folder / "config.pbtxt")
         return ModelConfig.from_document(document, folder, version, self.device_kind, self.device_id)
 
     def with_parameters(self, parameters: Mapping[str, str]) -> "ModelConfig":
@@ -316,7 +316,7 @@ def config_path(folder: Path, profile: str) -> Path:
     return named if profile and named.exists() else folder / "config.pbtxt"
 
 
-def read_profile(folder: Path, profile: str) -> dict[str, Any]:
+def read_config(folder: Path, profile: str) -> dict[str, Any]:
     """Return a model's config for `profile`, or its plain one; empty if Triton auto-completes the config.
 
     Raises:

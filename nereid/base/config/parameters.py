@@ -36,7 +36,7 @@ ONNXRUNTIME_PARAMETERS = frozenset(
     }
 )
 # The boolean ones among them: `true` or `false`.
-ONNXRUNTIME_FLAGS = frozenset(
+ONNXRUNTIME_BOOLEANS = frozenset(
     {
         "enable_mem_arena",
         "enable_mem_pattern",

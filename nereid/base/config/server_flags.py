@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 # The "backend" name in flags with the instance count that `nereid serve` sets for a model after startup.
-FITTED_INSTANCES = "nereid-instances"
+INSTANCES_BACKEND = "nereid-instances"
 # The "backend" name in the flag with which `nereid serve` turns off image and response signals.
-SIGNAL_FLAGS = "nereid-signals"
+SIGNALS_BACKEND = "nereid-signals"
 
 
 def server_command_line() -> list[str]:
@@ -22,7 +22,7 @@ def server_command_line() -> list[str]:
 
 def measures_signals() -> bool:
     """Return whether this server measures image and response signals."""
-    return backend_config_values(server_command_line(), SIGNAL_FLAGS).get("measured") != "no"
+    return backend_config_values(server_command_line(), SIGNALS_BACKEND).get("measured") != "no"
 
 
 def flag_values(argv: Sequence[str], flag: str) -> list[str]:

@@ -64,7 +64,7 @@ class _Trace:
     `has_priority` marks a server failure or slow request; `is_wanted` any other reason to keep the trace.
     """
 
-    seen_s: float
+    seen_at: float
     records: list[bytes] = field(default_factory=list)
     has_priority: bool = False
     is_wanted: bool = False
@@ -92,7 +92,7 @@ class TailSampler:
         self._rooted: OrderedDict[str, _Trace] = OrderedDict()
         self._open: OrderedDict[str, _Trace] = OrderedDict()
         self._kept_ids: OrderedDict[str, None] = OrderedDict()
-        self._tokens, self._refilled_s = MAX_KEPT_PER_S, 0.0
+        self._tokens, self._refilled_at = MAX_KEPT_PER_S, 0.0
         self.kept = self.over_limit = self.lost = 0
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class TailSampler:
     def expire(self, now_s: float) -> None:
         """Finish the traces whose records have all arrived."""
         for traces, hold_s in ((self._rooted, HOLD_S), (self._open, HOLD_WITHOUT_ROOT_S)):
-            while traces and now_s - next(iter(traces.values())).seen_s >= hold_s:
+            while traces and now_s - next(iter(traces.values())).seen_at >= hold_s:
                 self._finish(*traces.popitem(last=False), now_s)
 
     def close(self, now_s: float) -> None:
@@ -133,7 +133,7 @@ class TailSampler:
         trace = self._rooted.pop(name, None) or self._open.pop(name, None)
         if trace is None:
             trace = _Trace(now_s, is_wanted=name in self._kept_ids)
-        trace.seen_s = now_s
+        trace.seen_at = now_s
         trace.records.append(record)
         trace.has_priority |= head.keep == SERVER
         trace.is_wanted |= head.sampled or bool(head.keep)
@@ -155,8 +155,8 @@ class TailSampler:
     def _may_keep(self, name: str, trace: _Trace, now_s: float) -> bool:
         """Take one token per four records; a late record of a kept trace needs none."""
         is_late = name in self._kept_ids and len(trace.records) < MAX_RECORDS
-        self._tokens = min(MAX_KEPT_PER_S, self._tokens + (now_s - self._refilled_s) * MAX_KEPT_PER_S)
-        self._refilled_s = now_s
+        self._tokens = min(MAX_KEPT_PER_S, self._tokens + (now_s - self._refilled_at) * MAX_KEPT_PER_S)
+        self._refilled_at = now_s
         if not is_late and self._tokens < (1 if trace.has_priority else MAX_KEPT_PER_S / 2):
             self.over_limit += 1
             return False

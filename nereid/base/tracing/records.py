@@ -42,7 +42,7 @@ MAX_DATAGRAM_BYTES = 48 * 1024
 # Reasons to keep a trace: a server fault or slow request; or the caller's fault or choice.
 SERVER, CALLER = "server", "caller"
 # The "backend" name in the server flags that carry these settings.
-FLAGS = "nereid-tracing"
+TRACING_BACKEND = "nereid-tracing"
 
 
 @dataclass(frozen=True, slots=True)

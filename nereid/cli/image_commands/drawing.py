@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from nereid.base.errors import InvalidImage, WrongUsage
 from nereid.cli.image_commands.view import Mark
-from nereid.vision.imaging.decode import Limits, upright_picture
+from nereid.vision.imaging.decode import ImageLimits, upright_picture
 
 COLOURS = ("#0b7a8f", "#c2570c", "#6741d9", "#2f7d32", "#c2255c")
 # Fonts with Chinese characters, then one with many others; Pillow's own font has only Latin letters.
@@ -60,7 +60,7 @@ def draw(image: Path, marks: Sequence[Mark], path: Path) -> None:
         OSError: the image cannot be read again, or the drawing cannot be written.
     """
     try:  # as the server decodes it, which reads some files that Pillow alone refuses
-        picture = upright_picture(image.read_bytes(), Limits())
+        picture = upright_picture(image.read_bytes(), ImageLimits())
     except InvalidImage as error:
         raise OSError(f"cannot be drawn: {error}") from None
     draw_marks(picture, marks)

@@ -27,19 +27,19 @@ NETWORK_SETTINGS = ("image", "outputs", "is_channels_last", "is_grey", "classes"
 LAYOUTS = {False: "NCHW", True: "NHWC"}
 
 
-def _parameters(assignments: Sequence[str], preset: str) -> dict[str, str]:
-    """Return the parameters of the preprocessing as a config spells them; later ones win.
+def _parameters(arguments: Sequence[str], preset: str) -> dict[str, str]:
+    """Return the parameters of the preprocessing as a config spells them; later arguments win.
 
     Raises:
-        WrongUsage: one is neither NAME=VALUE nor a JSON file with an object.
+        WrongUsage: an argument is neither NAME=VALUE nor a JSON file with an object.
     """
     parameters = {"preset": preset} if preset else {}
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if equals and name.isidentifier():
             parameters[name] = value
         else:
-            parameters |= _from_file(Path(assignment))
+            parameters |= _from_file(Path(argument))
     return parameters
 
 

@@ -31,7 +31,7 @@ from nereid.gateway.state import Gateway, build
 from nereid.gateway.task_endpoint import Operation
 from nereid.gateway.v2 import http_operations
 from nereid.gateway.workers import SharedState
-from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks import DEFAULT_TASK, TASKS
 
 PAGE, TASK_FOLDERS = Path(__file__).parents[1] / "page", Path(tasks.__file__).parent
 NO_CACHE = {"cache-control": "no-cache"}
@@ -78,7 +78,7 @@ async def page_tasks(request: Request) -> Response:
     imports = (f'import {{ {name} }} from "./tasks/{folder}/page.js";' for name, folder in folders.items())
     task_objects = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
     entries = (f"  {name}: {{ ...{name}, ...{about} }}," for name, about in task_objects.items())
-    default = f"export const DEFAULT = TASKS.{DEFAULT.name};"
+    default = f"export const DEFAULT = TASKS.{DEFAULT_TASK.name};"
     text = "\n".join([*imports, "export const TASKS = {", *entries, "};", default, ""])
     return Response(text, media_type="text/javascript", headers=NO_CACHE)
 

@@ -50,7 +50,7 @@ HEADER_BY_PARAMETER = {name: header.encode() for name, header in OPTION_HEADERS.
 # gRPC rejects other names, and decodes the values of `-bin` headers as base64.
 _RULE_HEADER = re.compile(rb"x-route-[a-z0-9-]{1,56}(?<!-bin)")
 MAX_FORWARDED_HEADERS = 32
-FORWARDED_HEADERS = frozenset(HEADER_BY_PARAMETER.values())
+OPTION_HEADER_NAMES = frozenset(HEADER_BY_PARAMETER.values())
 NO_PARAMETERS: Mapping[str, str] = {}
 encode = msgspec.json.Encoder().encode
 MAX_ID_LENGTH = 128
@@ -67,7 +67,7 @@ class GatewayRequest:
     Attributes:
         headers: by lower-case name; the last value where repeated headers are allowed.
         spans: spans of the request.
-        began_s: arrival time of the head, from `time.perf_counter`.
+        arrived_at: arrival time of the head, from `time.perf_counter`.
         limit_s: the caller's timeout in seconds, measured from the arrival of the head.
         offered_model: the model that the request concerns, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
@@ -80,7 +80,7 @@ class GatewayRequest:
     """
 
     def __init__(self, scope: Scope, receive: Receive, tracer: Tracer | None = None) -> None:
-        self.began_s = time.perf_counter()
+        self.arrived_at = time.perf_counter()
         self.scope, self.receive = scope, receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         sent_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
@@ -102,7 +102,7 @@ class GatewayRequest:
 
     def end_stage(self, stage: str) -> float:
         """Record and return the seconds from the request's arrival to the end of a stage, which is now."""
-        self.stages_s[stage] = now_s = time.perf_counter() - self.began_s
+        self.stages_s[stage] = now_s = time.perf_counter() - self.arrived_at
         if self.spans.is_traced:
             self.spans.add(stage, now_s)
         return now_s
@@ -129,7 +129,7 @@ class GatewayRequest:
 
     def elapsed_s(self) -> float:
         """Return the seconds since the request arrived."""
-        return time.perf_counter() - self.began_s
+        return time.perf_counter() - self.arrived_at
 
     def header(self, name: bytes) -> str:
         """Return a header's value, or ""."""
@@ -176,7 +176,7 @@ class GatewayRequest:
         Raises:
             Failure: `deadline_exceeded`, no time is left.
         """
-        if (remaining_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
+        if (remaining_s := self.arrived_at + self.limit_s - time.perf_counter()) > 0:
             return remaining_s
         raise self.deadline_failure()
 
@@ -192,7 +192,7 @@ class GatewayRequest:
         """
         headers = []
         for name, value in self.headers.items():
-            if name.startswith(ROUTE_PREFIX) or (name in FORWARDED_HEADERS and value):
+            if name.startswith(ROUTE_PREFIX) or (name in OPTION_HEADER_NAMES and value):
                 headers.append((name, value))
         for option, text in parameters.items():
             if text and option in HEADER_BY_PARAMETER:
@@ -208,7 +208,7 @@ class GatewayRequest:
                 f"expected at most {MAX_FORWARDED_HEADERS} headers for routes, got {len(headers)}"
             )
         for name, value in headers:
-            is_known = name in FORWARDED_HEADERS or _RULE_HEADER.fullmatch(name)
+            is_known = name in OPTION_HEADER_NAMES or _RULE_HEADER.fullmatch(name)
             if not (is_known and is_word(value.decode("latin-1"))):
                 raise invalid_request(
                     f"header {name[:64].decode('latin-1')!r}: expected a name such as x-route-group, and "

@@ -193,7 +193,7 @@ def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
     outcome = request.outcome or _CODES.get(request.status, "ok")
     endpoint, metrics = request.endpoint or OTHER_LABEL, gateway.metrics
     model = request.offered_model.name if request.offered_model else request.v2_model_name
-    total_s = time.perf_counter() - request.began_s
+    total_s = time.perf_counter() - request.arrived_at
     gateway.uploads.buffers.release(request.key, request.body_bytes)
     stages_s = {"total": total_s, **request.stages_s}
     metrics.count_request(endpoint, model, request.variant, outcome, stages_s)

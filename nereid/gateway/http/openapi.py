@@ -34,7 +34,7 @@ def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str,
     schema_types = [
         schema_type
         for operation in operations
-        for schema_type in (operation.answer, operation.body)
+        for schema_type in (operation.response_class, operation.body)
         if schema_type
     ]
     parts = [part for operation in operations for part in operation.parts]
@@ -44,7 +44,7 @@ def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str,
     schema_of = {None: None} | dict(zip(schema_types, schemas[: len(schema_types)], strict=True))
     paths: dict[str, Any] = {}
     for operation in operations:
-        answer, body = schema_of[operation.answer], schema_of[operation.body]
+        answer, body = schema_of[operation.response_class], schema_of[operation.body]
         for path in operation.paths:
             about = _operation(operation, path, answer, body, max_timeout_s)
             paths.setdefault(path, {})[operation.method.lower()] = about
@@ -98,11 +98,11 @@ def _body(operation: Operation, media_type: str, body: Any) -> dict[str, Any]:
 
 
 def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dict[str, Any]:
-    plain = _FILE if operation.response_type.startswith("image/") else _TEXT
-    media_type, schema = (operation.response_type, plain) if answer is None else (JSON, answer)
+    plain = _FILE if operation.response_media_type.startswith("image/") else _TEXT
+    media_type, schema = (operation.response_media_type, plain) if answer is None else (JSON, answer)
     content = {media_type: {"schema": schema}}
-    if operation.other_type:
-        content[operation.other_type] = {"schema": _FILE}
+    if operation.other_media_type:
+        content[operation.other_media_type] = {"schema": _FILE}
     good = {"description": "The requested result.", "headers": _HEADERS, "content": content}
     responses: dict[str, Any] = {"200": good}
     if operation.path == "/readyz":

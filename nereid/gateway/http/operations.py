@@ -79,7 +79,7 @@ async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return rates, latencies and outcomes of the last minute, and whether the model is ready."""
-    return json_response(gateway.load(request.model))
+    return json_response(gateway.live_state(request.model))
 
 
 async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -157,7 +157,7 @@ OPERATIONS = (
         ),
         is_limited=True,
         is_of_model=True,
-        response_type="image/png",
+        response_media_type="image/png",
     ),
     Operation("GET", "/v1/models", models, "infer", list[ModelName]),
     Operation("GET", "/v1/live", live, "infer", LiveState, is_of_model=True),

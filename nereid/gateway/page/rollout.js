@@ -34,7 +34,7 @@ export function startRollout({ onOrder }) {
     byId("rollout").hidden = !route;
     const rollout = route?.rollout;
     byId("rollout-text").textContent = rollout?.text ?? "No rollout yet.";
-    const orders = rollout && rollout.phase !== "ended" ? rollout.commands : [];
+    const orders = rollout && rollout.phase !== "ended" ? rollout.orders : [];
     const candidates = rollout && rollout.phase !== "ended" ? [] : (route?.variants ?? []).filter(({ share }) => share < 1);
     const now = JSON.stringify([orders, candidates.map(({ name }) => name), mayChange]);
     if (now === shown) return;

@@ -121,7 +121,7 @@ class Http2(H2Connection):
 class ClientLimits:
     """Limits of one client. Rates are per second; a burst is what may arrive at once.
 
-    `frames` counts frames that carry little, `resets` calls cancelled by the client, and `keyless_calls`
+    `frames` counts frames that carry little, `resets` calls cancelled by the client, and `keyless_starts`
     calls that need no key or present no valid one.
     """
 
@@ -131,8 +131,8 @@ class ClientLimits:
     frames_per_s: int
     resets: int
     resets_per_s: int
-    keyless_calls: int
-    keyless_calls_per_s: int
+    keyless_starts: int
+    keyless_starts_per_s: int
 
 
 PEER_LIMITS = ClientLimits(
@@ -142,8 +142,8 @@ PEER_LIMITS = ClientLimits(
     frames_per_s=200,
     resets=100,
     resets_per_s=10,
-    keyless_calls=200,
-    keyless_calls_per_s=50,
+    keyless_starts=200,
+    keyless_starts_per_s=50,
 )
 KEY_LIMITS = replace(
     PEER_LIMITS, connections=256, calls=1024, frames=20_000, frames_per_s=2000, resets=1000, resets_per_s=200
@@ -161,17 +161,17 @@ class TokenBucket:
         clock: monotonic time in seconds.
     """
 
-    __slots__ = ("_at_s", "_burst", "_clock", "_left", "_rate_per_s")
+    __slots__ = ("_burst", "_clock", "_left", "_rate_per_s", "_refilled_at")
 
     def __init__(self, burst: int, rate_per_s: int, clock: Callable[[], float]) -> None:
         self._burst, self._rate_per_s, self._clock = burst, rate_per_s, clock
-        self._left, self._at_s = float(burst), clock()
+        self._left, self._refilled_at = float(burst), clock()
 
     def take(self, amount: float) -> bool:
         """Take an amount and return whether there was enough."""
         now_s = self._clock()
-        self.give((now_s - self._at_s) * self._rate_per_s)
-        self._at_s = now_s
+        self.give((now_s - self._refilled_at) * self._rate_per_s)
+        self._refilled_at = now_s
         if amount > self._left:
             return False
         self._left -= amount
@@ -189,7 +189,7 @@ class ClientUsage:
     limits: ClientLimits
     frames: TokenBucket
     resets: TokenBucket
-    keyless_calls: TokenBucket
+    keyless_starts: TokenBucket
     connections: dict[Any, None] = field(default_factory=dict)
     calls: int = 0
 
@@ -210,7 +210,7 @@ class ClientUsages:
             limits,
             TokenBucket(limits.frames, limits.frames_per_s, time.monotonic),
             TokenBucket(limits.resets, limits.resets_per_s, time.monotonic),
-            TokenBucket(limits.keyless_calls, limits.keyless_calls_per_s, time.monotonic),
+            TokenBucket(limits.keyless_starts, limits.keyless_starts_per_s, time.monotonic),
         )
         return client
 
@@ -254,9 +254,9 @@ class GrpcConnection(asyncio.Protocol):
         self.calls: dict[int, GrpcCall] = {}
         self._is_paused = self._is_reading_closed = self._is_leaving = self._is_draining = False
         self._has_settings = self.is_identified = False
-        self._start_s = self._last_s = self._loop.time()
-        self._block_s = self._paused_s = 0.0
-        self._end_s = self._start_s + MAX_CONNECTION_AGE_S * random.uniform(0.9, 1.1)
+        self._started_at = self._received_at = self._loop.time()
+        self._block_started_at = self._paused_at = 0.0
+        self._ends_at = self._started_at + MAX_CONNECTION_AGE_S * random.uniform(0.9, 1.1)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings if there is room for this connection."""
@@ -304,7 +304,7 @@ class GrpcConnection(asyncio.Protocol):
         """Count the frames and let h2 parse them; if there are many, in pieces with other work in between."""
         if self._is_reading_closed:
             return
-        self._last_s = self._loop.time()
+        self._received_at = self._loop.time()
         try:
             frames = cost = self._costs.count(data)
         except HeadersTooLong:
@@ -351,7 +351,9 @@ class GrpcConnection(asyncio.Protocol):
             self._on_event(event)
             if self._is_reading_closed:
                 return
-        self._block_s = (self._block_s or self._last_s) if self._costs.has_partial_headers else 0.0
+        self._block_started_at = (
+            (self._block_started_at or self._received_at) if self._costs.has_partial_headers else 0.0
+        )
         self._write()
 
     def _on_event(self, event: Event) -> None:
@@ -475,11 +477,11 @@ class GrpcConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stop sending answers, because the client is not reading."""
-        self._is_paused, self._paused_s = True, self._loop.time()
+        self._is_paused, self._paused_at = True, self._loop.time()
 
     def resume_writing(self) -> None:
         """Send the pending answers."""
-        self._is_paused, self._paused_s = False, 0.0
+        self._is_paused, self._paused_at = False, 0.0
         self._flush()
         self._write()
 
@@ -488,7 +490,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._is_reading_closed or self._is_draining:
             return
         self._is_draining = True
-        self._end_s = min(self._end_s, self._loop.time())
+        self._ends_at = min(self._ends_at, self._loop.time())
         self._go_away(_LAST_STREAM)
         self._http2.ping(_DRAINED)
         self._write()
@@ -510,7 +512,7 @@ class GrpcConnection(asyncio.Protocol):
         """Stop reading; close once authenticated calls in progress are answered and the reason is sent."""
         self._write()
         self._is_reading_closed = self._is_leaving = True
-        self._end_s = min(self._end_s, self._loop.time())
+        self._ends_at = min(self._ends_at, self._loop.time())
         self.client.connections.pop(self, None)
         if not self._transport.is_closing():
             self._transport.pause_reading()
@@ -521,13 +523,15 @@ class GrpcConnection(asyncio.Protocol):
 
     def check(self, now_s: float) -> None:
         """End the connection if a time limit has expired."""
-        is_late = not self._has_settings and now_s > self._start_s + HEAD_TIMEOUT_S
-        is_late |= bool(self._block_s) and now_s > self._block_s + HEAD_TIMEOUT_S
-        is_late |= bool(self._paused_s) and now_s > self._paused_s + GRACE_PERIOD_S
+        is_late = not self._has_settings and now_s > self._started_at + HEAD_TIMEOUT_S
+        is_late |= bool(self._block_started_at) and now_s > self._block_started_at + HEAD_TIMEOUT_S
+        is_late |= bool(self._paused_at) and now_s > self._paused_at + GRACE_PERIOD_S
         is_late |= self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES and self._is_paused
-        if is_late or now_s > self._end_s + GRACE_PERIOD_S:
+        if is_late or now_s > self._ends_at + GRACE_PERIOD_S:
             self.abort()
-        elif now_s > self._end_s or (not self.calls and now_s > self._last_s + self._server.keep_alive_s):
+        elif now_s > self._ends_at or (
+            not self.calls and now_s > self._received_at + self._server.keep_alive_s
+        ):
             self.drain()
 
     def abort(self) -> None:
@@ -551,5 +555,5 @@ class GrpcConnection(asyncio.Protocol):
             if self._is_reading_closed:  # closing immediately could lose what was written
                 self._loop.call_later(LINGER_S, self.abort)
             else:
-                self._is_reading_closed, self._end_s = True, self._loop.time()
+                self._is_reading_closed, self._ends_at = True, self._loop.time()
                 self._transport.close()

@@ -70,7 +70,7 @@ async def read(gateway: Gateway, name: str, request: Any) -> bytes:
     Raises:
         Failure: Triton rejected or failed the request.
     """
-    response = await inference.read(gateway, _path(name, request))
+    response = await inference.get_from_triton(gateway, _path(name, request))
     is_ok = response.status == HTTPStatus.OK
     if name == HEALTH_CHECK:
         return _SERVING[is_ok]
@@ -322,8 +322,8 @@ class GrpcServer:
         for connection in [*self.connections]:
             connection.drain()
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        while (elapsed_s := loop.time() - began_s) < grace_s:
+        started_at = loop.time()
+        while (elapsed_s := loop.time() - started_at) < grace_s:
             # An idle client may have sent a call before it knew, or may never respond.
             if not any(peer.calls or elapsed_s < DRAIN_ANSWER_TIMEOUT_S for peer in self.connections):
                 break
@@ -354,7 +354,7 @@ class GrpcServer:
             if is_call and (name in READ_METHODS or name == INFER_METHOD)
             else None
         )
-        if not call.is_identified and not peer.keyless_calls.take(1):
+        if not call.is_identified and not peer.keyless_starts.take(1):
             connection.close_over_limit("too many calls without a key")
         elif not is_call:
             connection.respond(stream, None, [(b":status", b"415")])

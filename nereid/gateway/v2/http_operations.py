@@ -46,7 +46,7 @@ async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     values = request.scope["path_params"]
     path = _path(request) if "model" in values else request.scope["path"]
     suffix = f"/{values['what']}" if "what" in values else ""
-    response = await inference.read(gateway, path + suffix)
+    response = await inference.get_from_triton(gateway, path + suffix)
     if response.status != 200:
         if not response.body:  # for example readiness
             return GatewayResponse(b"", JSON, response.status)
@@ -87,11 +87,11 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
         raise Failure(
             "deadline_exceeded", f"the body was not unpacked within {request.limit_s:.3g} s"
         ) from None
-    began_s = time.monotonic()
+    started_at = time.monotonic()
     try:
         unpacked = await asyncio.to_thread(unpack, body, gateway.settings.max_body_bytes)
     finally:
-        gateway.decompressions.release(request.key_id, time.monotonic() - began_s)
+        gateway.decompressions.release(request.key_id, time.monotonic() - started_at)
     gateway.uploads.buffers.acquire(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
     return memoryview(unpacked)

@@ -266,7 +266,7 @@ class Output(msgspec.Struct, omit_defaults=True):
     parameters: dict[str, Value] = {}
 
 
-class Inference(msgspec.Struct, omit_defaults=True):
+class InferenceRequest(msgspec.Struct, omit_defaults=True):
     """An inference request."""
 
     inputs: list[Input]
@@ -342,7 +342,9 @@ def check_body(settings: GatewaySettings, body: bytes | memoryview, json_bytes: 
     return check(settings, inference, data)
 
 
-def check(settings: GatewaySettings, inference: Inference, data: Sequence[memoryview | None]) -> CheckedBody:
+def check(
+    settings: GatewaySettings, inference: InferenceRequest, data: Sequence[memoryview | None]
+) -> CheckedBody:
     """Check a request.
 
     Args:
@@ -377,11 +379,11 @@ def check(settings: GatewaySettings, inference: Inference, data: Sequence[memory
     return CheckedBody([head, *binary], len(head) if binary else None, costs, classified)
 
 
-def _read(text: bytes) -> Inference:
+def _read(text: bytes) -> InferenceRequest:
     if text.count(b'"') > MAX_QUOTES:
         raise invalid_request(f"expected at most {MAX_QUOTES} quotation marks in the JSON, got more")
     try:
-        inference = msgspec.json.decode(text, type=Inference)
+        inference = msgspec.json.decode(text, type=InferenceRequest)
     except (ValueError, RecursionError) as error:  # msgspec's own, or text that is not UTF-8
         raise invalid_request(
             f"invalid JSON: {error}; for a body that is the only input, such as an image, send the header "

@@ -22,7 +22,7 @@ from nereid.gateway.v2.inference_body import (
     MAX_STRINGS,
     MAX_TENSORS,
     CheckedBody,
-    Inference,
+    InferenceRequest,
     Input,
     Output,
     Value,
@@ -198,7 +198,7 @@ def check_message(
     outputs = [Output(output.name, {**_values(output), "binary_data": True}) for output in request.outputs]
     parameters = {**_values(request), "binary_data_output": True}
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
-    return check(settings, Inference(inputs, request.id, outputs, parameters), data)
+    return check(settings, InferenceRequest(inputs, request.id, outputs, parameters), data)
 
 
 def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:

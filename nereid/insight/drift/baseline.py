@@ -29,7 +29,7 @@ from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import MonitoredVariant, requests_of, series_of
 from nereid.insight.drift.recording import BOUNDS, History, SeriesCounts, bucket_name
 from nereid.models.routes.location import preprocessing_of
-from nereid.tasks import DEFAULT, make_task_outputs, task_of
+from nereid.tasks import DEFAULT_TASK, make_task_outputs, task_of
 from nereid.tasks.task_outputs import QualitySignals, TaskOutputs
 from nereid.vision.imaging.pipeline import Pipeline
 
@@ -42,7 +42,7 @@ Log = Callable[[str], None]
 
 @dataclass
 class VariantSignals:
-    """Signals of one variant while its images are classified, as if they were the increase of a page."""
+    """Signals of one variant while its images are classified, as if they were an increase of samples."""
 
     target: MonitoredVariant
     route: str
@@ -108,7 +108,7 @@ def from_images(
     measured: dict[str, VariantSignals] = {}
     outputs = [tensor.name for tensor in ModelConfig.from_file(repository / route, 1).outputs]
     task = make_task_outputs(outputs)
-    client_class = (task_of(outputs) or DEFAULT).entry_point("client")
+    client_class = (task_of(outputs) or DEFAULT_TASK).entry_point("client")
     with (
         client_class(url, "http", route, concurrency=CONCURRENCY) as client,
         ThreadPoolExecutor(CONCURRENCY) as pool,

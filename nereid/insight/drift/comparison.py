@@ -9,8 +9,8 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import CLASS, Reference, VariantReference
 from nereid.insight.drift import recording
 from nereid.insight.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, SeriesCounts
-from nereid.models.routes.location import RouteLocation, load_current_route, read_state
-from nereid.repository.repository_index import pins, readable_configs
+from nereid.models.routes.location import RouteLocation, load_current_route, read_route_file
+from nereid.repository.repository_index import pinned_models, readable_configs
 from nereid.server.command_line import ENSEMBLE_PROFILE
 
 # Minimum number of images in a window for a comparison.
@@ -167,7 +167,7 @@ def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
         OperationFailed, InvalidConfig: the route file is missing or invalid.
         OSError: it cannot be read.
     """
-    loaded = load_current_route(location, read_state(location))
+    loaded = load_current_route(location, read_route_file(location))
     measured = _image_meters(location.repository, profile)
     return [
         MonitoredVariant(
@@ -175,7 +175,7 @@ def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
             variant.model,
             variant.version,
             loaded.network_versions[variant.name],
-            *_measured_by(measured.get(variant.model), variant.version),
+            *_meter_of(measured.get(variant.model), variant.version),
         )
         for variant in loaded.route.variants
     ]
@@ -186,12 +186,12 @@ def _image_meters(repository: Path, profile: str) -> dict[str, tuple[str, int]]:
     plain = "" if profile == ENSEMBLE_PROFILE else profile
     documents = readable_configs(repository, plain)
     meters = {}
-    for pin in pins(repository, documents):
+    for pin in pinned_models(repository, documents):
         is_fused = documents[pin.model].get("backend") == "fused"
         meters[pin.model] = (pin.model, 0) if is_fused else (pin.preprocess, pin.preprocess_version)
     return meters
 
 
-def _measured_by(measured: tuple[str, int] | None, version: int) -> tuple[str, int]:
+def _meter_of(measured: tuple[str, int] | None, version: int) -> tuple[str, int]:
     model, its_version = measured or ("", 0)
     return model, its_version or version

@@ -80,14 +80,14 @@ class DriftState(Struct, frozen=True):
     routes: tuple[RouteDrift, ...]
 
 
-class Server(Struct, frozen=True):
+class MonitoredServer(Struct, frozen=True):
     """A running server, and its run directory."""
 
     info: ServerInfo
     folder: Path
 
 
-FindServer = Callable[[], Server | None]
+FindServer = Callable[[], MonitoredServer | None]
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Monitor:
     state: DriftState | None = None
     _samples: MetricSamples | None = None
     _pid: int = 0
-    _paged_at: float = 0.0
+    _sampled_at: float = 0.0
     _watches: dict[str, ReferenceWatch] = field(default_factory=dict)
     _drifting: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     _logged_error: str = ""
@@ -116,7 +116,7 @@ class Monitor:
 
     def is_due(self) -> bool:
         """Return whether the interval is over, no poll has succeeded yet, or a reference has changed."""
-        is_over = self.unix_time() - self._paged_at >= self.timing.interval_s
+        is_over = self.unix_time() - self._sampled_at >= self.timing.interval_s
         return self.state is None or is_over or self._references != self._signature()
 
     def poll(self) -> None:
@@ -161,9 +161,9 @@ class Monitor:
         if self._samples:
             # A server that started since the last poll counts from zero.
             increase = samples - self._samples if server_info.pid == self._pid else samples
-            seconds = min(now - self._paged_at, 2 * self.timing.interval_s)
+            seconds = min(now - self._sampled_at, 2 * self.timing.interval_s)
             self.history.add(RecordedInterval(now, seconds, series_counts(increase)))
-        self._samples, self._pid, self._paged_at = samples, server_info.pid, now
+        self._samples, self._pid, self._sampled_at = samples, server_info.pid, now
 
     def _route(self, location: RouteLocation, profile: str, now: float) -> RouteDrift:
         watch = self._watches.setdefault(
@@ -224,12 +224,12 @@ def metrics(state: DriftState | None) -> str:
         for route in state.routes
         for variant in route.variants
         if not variant.problem
-        for key, value in _samples(route.route, variant)
+        for key, value in _drift_samples(route.route, variant)
     }
     return render(samples, PREFIX, METRICS) if samples else ""
 
 
-def _samples(route: str, variant: VariantDrift) -> Iterator[tuple[tuple[str, MetricLabels], float]]:
+def _drift_samples(route: str, variant: VariantDrift) -> Iterator[tuple[tuple[str, MetricLabels], float]]:
     labels: MetricLabels = (("route", route), ("variant", variant.variant))
     yield ("window_requests", labels), float(variant.requests)
     if variant.reference_age_s is not None:

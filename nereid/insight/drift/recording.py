@@ -58,7 +58,7 @@ def shadow_series(route: str, shadow: str) -> str:
 
 
 def series_counts(samples: MetricSamples) -> SeriesCounts:
-    """Return the signals in the increase of a metrics page, summed over a route's instances."""
+    """Return the signals in an increase of samples, summed over a route's instances."""
     increase: SeriesCounts = {}
 
     def add(series: str, counts: Mapping[str, float]) -> None:

@@ -42,11 +42,11 @@ def use_cupy() -> str:
 
 def use_codec() -> str:
     """Decode a photo as the server does; its preprocessor also checks the decoder."""
-    from nereid.vision.imaging.decode import Limits
+    from nereid.vision.imaging.decode import ImageLimits
     from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
     from nereid.vision.imaging.transform import Transform
 
-    preprocessor = GpuPreprocessor(Transform(224, 224, resize_shorter_px=256), Limits(), 1, 0)
+    preprocessor = GpuPreprocessor(Transform(224, 224, resize_shorter_px=256), ImageLimits(), 1, 0)
     (error,) = preprocessor.prepare([COFFEE.read_bytes()])
     if error or preprocessor.fallbacks:
         raise RuntimeError(f"the GPU does not decode a photo: {error or 'the host decodes it'}")

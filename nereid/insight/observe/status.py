@@ -10,7 +10,7 @@ from nereid.backends.routing.assignment import shares
 from nereid.backends.triton import stub_processes
 from nereid.base.config.instance_bounds import read_bounds
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.models.routes.location import check_repository, find_route, read_state
+from nereid.models.routes.location import check_repository, find_route, read_route_file
 from nereid.repository.repository_index import (
     ROUTE,
     backend_of,
@@ -167,6 +167,6 @@ def _traffic(repository: Path, name: str, document: Mapping[str, Any]) -> Mappin
     if document.get("backend") != ROUTE:
         return {}
     try:
-        return shares(read_state(find_route(repository, name)).route())
+        return shares(read_route_file(find_route(repository, name)).route())
     except (OperationFailed, InvalidConfig, OSError):  # `nereid route show` gives the reason
         return {}

@@ -24,7 +24,7 @@ from nereid.insight.observe.contention import MachineReading, read_machine
 from nereid.models.rollout.measurement import DURATIONS, REQUESTS, SHADOWS, VARIANT_FAULTS
 from nereid.models.rollout.rollout_journal import active_rollouts
 from nereid.models.routes.change import BREAKER_STATES
-from nereid.models.routes.location import find_routes, read_state
+from nereid.models.routes.location import find_routes, read_route_file
 from nereid.server import run_dir
 from nereid.server.run_dir import GatewayInfo, ServerInfo
 from nereid.server.supervision import process_usage
@@ -68,7 +68,7 @@ class TopRollout:
 class GatewayReading:
     """A gateway of the repository: its samples, or why they cannot be read, and its processes."""
 
-    read_s: float
+    read_at: float
     info: GatewayInfo
     samples: MetricSamples | None
     trouble: str
@@ -80,12 +80,12 @@ class ServerReading:
     """The state of a server at one moment.
 
     Args:
-        read_s: when its samples were read, in monotonic seconds.
+        read_at: when its samples were read, in monotonic seconds.
         samples: Triton's metrics; None if the server does not respond.
         usage: of its processes; empty for a server named on the command line.
     """
 
-    read_s: float
+    read_at: float
     server: TopServer | None
     samples: MetricSamples | None
     usage: Sequence[Usage]
@@ -107,10 +107,10 @@ class TopReader:
         if server_info is None:
             return ServerReading(time.monotonic(), None, None, (), None, (), {}, {})
         samples, trouble = _read_samples(server_info.url("metrics"))
-        read_s, usage = time.monotonic(), _usage(server_info)  # the health check may take a while
+        read_at, usage = time.monotonic(), _usage(server_info)  # the health check may take a while
         gateways = run_dir.find_gateways(self._run_root, self.repository) if server_info.pid else []
         return ServerReading(
-            read_s,
+            read_at,
             _read_server(server_info, trouble),
             samples,
             usage,
@@ -177,8 +177,8 @@ def _read_gateway(info: GatewayInfo) -> GatewayReading:
             trouble = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
     except (OSError, http.client.HTTPException) as error:
         trouble = f"no metrics: {error}"
-    read_s = time.monotonic()
-    return GatewayReading(read_s, info, samples, trouble, process_usage.read_tree(info.pid, GATEWAY))
+    read_at = time.monotonic()
+    return GatewayReading(read_at, info, samples, trouble, process_usage.read_tree(info.pid, GATEWAY))
 
 
 def _usage(server_info: ServerInfo) -> Sequence[Usage]:
@@ -193,7 +193,7 @@ def _read_routes(repository: Path) -> dict[str, Route]:
     with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
         for location in find_routes(repository):
             with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
-                routes[location.name] = read_state(location).route()
+                routes[location.name] = read_route_file(location).route()
     return routes
 
 
@@ -333,7 +333,7 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Samples, and the increase of its counters over some seconds."""
+    """Samples, and the increase of their counters over some seconds."""
 
     samples: MetricSamples
     increase: MetricSamples
@@ -348,14 +348,14 @@ def measure(before: ServerReading, after: ServerReading) -> Top:
     """Return the values between two readings; without two pages of the server, there are no rates."""
     assert after.server, "a server runs"
     is_restarted = not before.server or before.server.pid != after.server.pid
-    seconds, interval, notes = after.read_s - before.read_s, None, []
+    seconds, interval, notes = after.read_at - before.read_at, None, []
     if before.server and is_restarted:
         notes = [f"tritonserver restarted: pid {before.server.pid} became {after.server.pid}"]
     if before.samples and after.samples:
         # All counts of a server that started in between belong to this interval.
         increase = after.samples if is_restarted else after.samples - before.samples
         interval = Interval(after.samples, increase, seconds)
-    processes = Cpu(before.usage, after.usage, seconds)
+    processes = ProcessUsages(before.usage, after.usage, seconds)
     return Top(
         seconds if interval else None,
         after.server,
@@ -368,7 +368,7 @@ def measure(before: ServerReading, after: ServerReading) -> Top:
     )
 
 
-class Cpu:
+class ProcessUsages:
     """The usage of processes between two readings; the time of a new process counts from its start."""
 
     def __init__(self, before: Iterable[Usage], after: Sequence[Usage], seconds: float) -> None:
@@ -468,13 +468,13 @@ def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
     )
 
 
-def _models(interval: Interval, processes: Cpu) -> list[TopModel]:
+def _models(interval: Interval, processes: ProcessUsages) -> list[TopModel]:
     loaded = interval.samples.sums("nv_inference_request_success", "model", "version")
     versions = sorted((name, int(version)) for name, version in loaded)
     return [_model(name, version, interval, processes) for name, version in versions]
 
 
-def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopModel:
+def _model(name: str, version: int, interval: Interval, processes: ProcessUsages) -> TopModel:
     labels = {"model": name, "version": str(version)}
 
     def increase_of(metric: str) -> float:
@@ -502,10 +502,10 @@ def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopMo
 
 def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: float) -> TopGateway:
     before = next((reading for reading in earlier if reading.info == after.info), None)
-    spent = Cpu(before.usage if before else (), after.usage, seconds).of(GATEWAY)
+    spent = ProcessUsages(before.usage if before else (), after.usage, seconds).of(GATEWAY)
     interval, info, samples = None, after.info, after.samples
     if before and before.samples and samples:
-        interval = Interval(samples, samples - before.samples, after.read_s - before.read_s)
+        interval = Interval(samples, samples - before.samples, after.read_at - before.read_at)
     requests, total = f"{GATEWAY_PREFIX}requests_total", {"stage": "total", "outcome": OK}
     in_flight, waiting, limit = (
         samples.gauge(f"{GATEWAY_PREFIX}{name}") if samples else None

@@ -249,11 +249,11 @@ def _dominant(lines: Sequence[Line], slow: Sequence[Line]) -> str:
     return name if is_dominant else ""
 
 
-def recorded_requests(server_info: ServerInfo, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
+def recorded_requests(server_info: ServerInfo, since: float = 0.0) -> Iterator[dict[str, Any]]:
     """Yield the line of each request that `nereid serve` recorded; damaged records are skipped.
 
     Args:
-        since_s: only requests that ended after this Unix time, in seconds.
+        since: only requests that ended after this Unix time, in seconds.
 
     Raises:
         OperationFailed: the server records no requests.
@@ -264,7 +264,7 @@ def recorded_requests(server_info: ServerInfo, since_s: float = 0.0) -> Iterator
         )
     traces: dict[str, list[Record]] = defaultdict(list)
     for trace_record in read_records(Path(server_info.records)):
-        if trace_record["end"] >= since_s * 1e9:
+        if trace_record["end"] >= since * 1e9:
             traces[trace_record["trace"]].append(trace_record)
     for records in traces.values():
         yield from request_log_entries(records)

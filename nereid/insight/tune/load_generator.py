@@ -44,8 +44,8 @@ class Response(NamedTuple):
     Times are in seconds of the monotonic clock. The status is `NO_RESPONSE` without a response.
     """
 
-    begin_s: float
-    end_s: float
+    started_at: float
+    ended_at: float
     status: int
 
 
@@ -103,9 +103,9 @@ async def send_repeatedly(
         async with opened() as send:
             is_usable = True
             while is_usable and not is_over():
-                begin_s = time.monotonic()
+                started_at = time.monotonic()
                 outcome, is_usable = await send()
-                record(begin_s, time.monotonic(), outcome)
+                record(started_at, time.monotonic(), outcome)
 
 
 def closed_loop(
@@ -124,8 +124,8 @@ def closed_loop(
     # The clock of uvloop counts whole milliseconds only, so times come from `time.monotonic`.
     async def load() -> LoadResult:
         responses, source = list[Response](), itertools.cycle(requests)
-        begin_s = time.monotonic() + WARM_UP_S
-        end_s = begin_s + seconds
+        starts_at = time.monotonic() + WARM_UP_S
+        ends_at = starts_at + seconds
 
         @asynccontextmanager
         async def opened() -> AsyncIterator[Send[int]]:
@@ -146,7 +146,7 @@ def closed_loop(
             asyncio.create_task(
                 send_repeatedly(
                     opened,
-                    lambda: time.monotonic() >= end_s,
+                    lambda: time.monotonic() >= ends_at,
                     lambda *response: responses.append(Response(*response)),
                 )
             )
@@ -157,26 +157,26 @@ def closed_loop(
             caller.cancel()
         ended = await asyncio.gather(*callers, return_exceptions=True)
         lost = sum(isinstance(outcome, BaseException) for outcome in ended)  # includes the cancelled callers
-        return within(responses, begin_s, end_s, time.monotonic(), lost)
+        return within(responses, starts_at, ends_at, time.monotonic(), lost)
 
     return uvloop.run(load())
 
 
 def within(
-    responses: Sequence[Response], begin_s: float, end_s: float, now_s: float, lost: int = 0
+    responses: Sequence[Response], starts_at: float, ends_at: float, now_s: float, lost: int = 0
 ) -> LoadResult:
     """Sum up the responses from after the first one of a span to the first one after it, or all if none.
 
     Responses of a batch end together. A fixed span would hold one batch more or less by chance, which is
     over a tenth of half a second. Failures outside the span also count.
     """
-    ends = sorted(response.end_s for response in responses)
-    first = next((end for end in ends if end >= begin_s), now_s)
-    last = next((end for end in ends if end >= end_s), max(ends, default=now_s))
-    between = [response for response in responses if first < response.end_s <= last]
+    ends = sorted(response.ended_at for response in responses)
+    first = next((end for end in ends if end >= starts_at), now_s)
+    last = next((end for end in ends if end >= ends_at), max(ends, default=now_s))
+    between = [response for response in responses if first < response.ended_at <= last]
     if not between:
-        return summary(responses, now_s - begin_s + WARM_UP_S, lost)
-    outside = (response for response in responses if not first < response.end_s <= last)
+        return summary(responses, now_s - starts_at + WARM_UP_S, lost)
+    outside = (response for response in responses if not first < response.ended_at <= last)
     failed = sum(response.status != HTTPStatus.OK for response in outside)
     return summary(between, last - first, lost + failed)
 
@@ -194,7 +194,7 @@ def summary(responses: Sequence[Response], seconds: float, lost: int = 0) -> Loa
 def latencies_ms(responses: Sequence[Response]) -> list[float]:
     """Return the latencies of the successful responses in milliseconds, ascending."""
     return sorted(
-        (response.end_s - response.begin_s) * 1e3
+        (response.ended_at - response.started_at) * 1e3
         for response in responses
         if response.status == HTTPStatus.OK
     )

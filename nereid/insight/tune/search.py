@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
-from nereid.tasks import BY_BACKEND
+from nereid.tasks import TASK_BY_BACKEND
 from nereid.tasks.task import AS_MODELS
 
 # The results of one measurement of a candidate, by concurrency.
@@ -24,7 +24,7 @@ Kind = Literal["throughput", "latency"]
 # One point of the space, in the order of its names; the empty one is the current config.
 CandidateSettings: TypeAlias = tuple[tuple[str, int], ...]
 Space: TypeAlias = Mapping[str, tuple[int, ...]]
-DEFAULT: CandidateSettings = ()
+CURRENT_CONFIG: CandidateSettings = ()
 DELAYS_US = (0, 500, 2_000, 5_000)
 PREFERRED_SIZES = (2, 4, 8, 16)
 THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
@@ -131,7 +131,7 @@ def _runs_networks(config: Any, backend: str) -> bool:
     """Return whether the model runs networks in its own processes."""
     if backend in RUN_ROWS:
         return True
-    of_task = BY_BACKEND[backend].backend if backend in BY_BACKEND else None
+    of_task = TASK_BY_BACKEND[backend].backend if backend in TASK_BY_BACKEND else None
     location = of_task.networks if of_task else ""
     if location and "networks" in config.parameters:
         location = config.parameters["networks"].string_value
@@ -246,7 +246,7 @@ class Search:
     objective: Objective
     concurrency_count: int
     clock: Callable[[], float]
-    deadline_s: float
+    deadline: float
     report: Callable[[str], None] = lambda line: None
     seen: dict[CandidateSettings, LoadResults] = field(default_factory=dict)
     failures: dict[CandidateSettings, str] = field(default_factory=dict)
@@ -264,29 +264,29 @@ class Search:
         Raises:
             NotMeasured: the default cannot be measured.
         """
-        self._try(DEFAULT, FIRST_ROUND_S)
-        if DEFAULT in self.failures:
-            raise NotMeasured(self.failures[DEFAULT])
-        remaining_s = self.deadline_s - self.clock()
+        self._try(CURRENT_CONFIG, FIRST_ROUND_S)
+        if CURRENT_CONFIG in self.failures:
+            raise NotMeasured(self.failures[CURRENT_CONFIG])
+        remaining_s = self.deadline - self.clock()
         needed_s = MIN_ROUNDS * 3 * self._takes_s(FIRST_ROUND_S)
         final_s = min(max(FINAL_SHARE * remaining_s, needed_s), MAX_FINAL_SHARE * remaining_s)
-        ranked = self._halve(draw(MAX_CANDIDATES), self.deadline_s - final_s)
+        ranked = self._halve(draw(MAX_CANDIDATES), self.deadline - final_s)
         if not ranked:
-            return DEFAULT, FinalComparison((), (), ())
-        return ranked[0], self._compare_finally(ranked[0])
+            return CURRENT_CONFIG, FinalComparison((), (), ())
+        return ranked[0], self._run_final_comparison(ranked[0])
 
-    def _halve(self, candidates: list[CandidateSettings], until_s: float) -> list[CandidateSettings]:
+    def _halve(self, candidates: list[CandidateSettings], deadline: float) -> list[CandidateSettings]:
         """Measure the candidates, then the better half again for twice as long; return the best first.
 
         The time of a measurement is unknown in advance: a bad default may be far slower than the others.
         """
         now_s = self.clock()
-        first_s = now_s + FIRST_SHARE * (until_s - now_s)
+        first_deadline = now_s + FIRST_SHARE * (deadline - now_s)
         ranked = candidates
         for rung in itertools.count():
             rounds, seconds = _budget(rung)
             self.report(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
-            done = self._rounds(ranked, rounds, seconds, until_s if rung else first_s)
+            done = self._rounds(ranked, rounds, seconds, deadline if rung else first_deadline)
             # A candidate that failed in a later round is out, even if its earlier rounds were good.
             sound = [c for c in ranked if c not in self.failures]
             measured = [c for c in sound if done and c in done[0]]
@@ -301,7 +301,7 @@ class Search:
         raise AssertionError  # the loop ends on its own
 
     def _rounds(
-        self, candidates: Sequence[CandidateSettings], count: int, seconds: float, until_s: float
+        self, candidates: Sequence[CandidateSettings], count: int, seconds: float, deadline: float
     ) -> list[Round]:
         """Measure all candidates in rounds, every other round in reverse order.
 
@@ -311,15 +311,15 @@ class Search:
         for number in range(count):
             measured: Round = {}
             for candidate in candidates[:: -1 if number % 2 else 1]:
-                if self.clock() + self._takes_s(seconds) > until_s:
+                if self.clock() + self._takes_s(seconds) > deadline:
                     return done or [measured]
                 if candidate not in self.failures and (loads := self._try(candidate, seconds)):
                     measured[candidate] = loads
             done.append(measured)
         return done
 
-    def _compare_finally(self, best: CandidateSettings) -> FinalComparison:
-        candidates = (DEFAULT, best, DEFAULT)
+    def _run_final_comparison(self, best: CandidateSettings) -> FinalComparison:
+        candidates = (CURRENT_CONFIG, best, CURRENT_CONFIG)
         rounds: list[dict[int, LoadResults]] = []
         seconds = self._final_round_s()
         self.report(
@@ -327,7 +327,7 @@ class Search:
             f"{seconds:.1f} s at each concurrency"
         )
         for number in range(MAX_ROUNDS):
-            if self.clock() + len(candidates) * self._takes_s(seconds) > self.deadline_s:
+            if self.clock() + len(candidates) * self._takes_s(seconds) > self.deadline:
                 break
             order = (number % 3, (number + 1) % 3, (number + 2) % 3)
             measured = {index: loads for index in order if (loads := self._try(candidates[index], seconds))}
@@ -336,13 +336,13 @@ class Search:
             rounds.append(measured)
         default, challenger, default_repeat = ([loads[index] for loads in rounds] for index in range(3))
         if rounds:
-            self.seen |= {DEFAULT: median(default), best: median(challenger)}
+            self.seen |= {CURRENT_CONFIG: median(default), best: median(challenger)}
         return FinalComparison(default, default_repeat, challenger)
 
     def _final_round_s(self) -> float:
         """Return the load duration in seconds that leaves time for enough rounds."""
         rounds = MIN_ROUNDS + 2
-        each_s = (self.deadline_s - self.clock()) / (3 * rounds)
+        each_s = (self.deadline - self.clock()) / (3 * rounds)
         return min(
             MAX_FINAL_ROUND_S, max(FIRST_ROUND_S, (each_s - max(self.overheads_s)) / self.concurrency_count)
         )
@@ -351,14 +351,14 @@ class Search:
         return max(self.overheads_s) + self.concurrency_count * seconds
 
     def _try(self, candidate: CandidateSettings, seconds: float) -> LoadResults | None:
-        begin_s = self.clock()
+        started_at = self.clock()
         try:
             loads = self.measure(candidate, seconds)
         except NotMeasured as error:
             self.failures[candidate] = str(error)
             self.seen.pop(candidate, None)
             return None
-        self.overheads_s.append(self.clock() - begin_s - self.concurrency_count * seconds)
+        self.overheads_s.append(self.clock() - started_at - self.concurrency_count * seconds)
         self.seen.setdefault(candidate, loads)
         return loads
 

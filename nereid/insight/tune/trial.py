@@ -39,7 +39,7 @@ class TrialServer:
         repository: the model repository; a copy is served.
         images: encoded images that are sent in turn; none for the sample of the model's task.
         folder: an empty folder for the copy and the server's files.
-        until_s: deadline for loading candidates (monotonic clock). The first candidate always has
+        load_deadline: deadline for loading candidates (monotonic clock). The first candidate always has
             `LOAD_TIMEOUT_S`.
     """
 
@@ -51,13 +51,13 @@ class TrialServer:
         concurrencies: Sequence[int],
         folder: Path,
         environment: Mapping[str, str],
-        until_s: float = float("inf"),
+        load_deadline: float = float("inf"),
     ) -> None:
         self._tuned = tuned
         self._images = list(images)
         self._concurrencies = concurrencies
         self._folder = folder
-        self._until_s = until_s
+        self._load_deadline = load_deadline
         self._has_measured = False
         copy = copy_repository(repository, folder / "models")
         self._plain = copy / tuned.model / PLAIN_CONFIG
@@ -141,9 +141,9 @@ class TrialServer:
         model, model_control = self._tuned.model, self._model_control()
         model_control.unload(model)
         # A model that is still being unloaded would use the cores.
-        late_s = time.monotonic() + LOAD_TIMEOUT_S
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
         while not model_control.is_gone(model):
-            if time.monotonic() > late_s:
+            if time.monotonic() > deadline:
                 raise NotReached(f"'{model}' was not unloaded within {LOAD_TIMEOUT_S:g} s")
             time.sleep(POLL_S)
         self._write(with_settings(self._tuned.text, dict(candidate)))
@@ -153,8 +153,8 @@ class TrialServer:
         return ModelControl(self.server.info(), load_s=self._load_timeout_s())
 
     def _load_timeout_s(self) -> float:
-        until_s = self._until_s if self._has_measured else float("inf")
-        return max(MIN_LOAD_TIMEOUT_S, min(LOAD_TIMEOUT_S, until_s - time.monotonic()))
+        load_deadline = self._load_deadline if self._has_measured else float("inf")
+        return max(MIN_LOAD_TIMEOUT_S, min(LOAD_TIMEOUT_S, load_deadline - time.monotonic()))
 
     def _write(self, text: str) -> None:
         self._config.parent.mkdir(exist_ok=True)

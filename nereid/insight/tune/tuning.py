@@ -16,7 +16,7 @@ from nereid.insight.tune import profiles, search
 from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.profiles import Tunable
 from nereid.insight.tune.search import (
-    DEFAULT,
+    CURRENT_CONFIG,
     MIN_ROUNDS,
     CandidateSettings,
     FinalComparison,
@@ -66,7 +66,7 @@ class TuneReport:
     @property
     def verdict(self) -> TuneVerdict:
         """Whether the best candidate is `better`, the default is `kept`, or all are `infeasible`."""
-        if DEFAULT in self.failures:
+        if CURRENT_CONFIG in self.failures:
             return "kept"
         default_met, best_met = self._is_default_met(), self._is_met(self.best)
         if not default_met and not best_met:
@@ -80,7 +80,7 @@ class TuneReport:
 
     def _is_default_met(self) -> bool:
         if not self.final.default:
-            return self._is_met(DEFAULT)
+            return self._is_met(CURRENT_CONFIG)
         loads = self.final.lenient_default()
         return self.objective.is_met(loads[self.objective.concurrency(loads)])
 
@@ -92,9 +92,9 @@ class TuneReport:
         """Explain the verdict in one line, with the numbers."""
         if self.verdict == "infeasible":
             return self._why_infeasible()
-        if DEFAULT in self.failures:
-            return f"default kept: it failed in the final rounds: {self.failures[DEFAULT]}"
-        if self.best == DEFAULT:
+        if CURRENT_CONFIG in self.failures:
+            return f"default kept: it failed in the final rounds: {self.failures[CURRENT_CONFIG]}"
+        if self.best == CURRENT_CONFIG:
             return f"default kept: {self._why_alone()}"
         if self.best in self.failures:
             why = self.failures[self.best]
@@ -133,13 +133,15 @@ class TuneReport:
 
     def describe(self, candidate: CandidateSettings) -> str:
         """List the settings in which a candidate differs from the default; for the default, all."""
-        changed = self.default if candidate == DEFAULT else [e for e in candidate if e not in self.default]
+        changed = (
+            self.default if candidate == CURRENT_CONFIG else [e for e in candidate if e not in self.default]
+        )
         return ", ".join(f"{name} {value}" for name, value in changed)
 
     def points(self) -> list[Point]:
         """Return the Pareto front, the default and the best candidate, by decreasing rate."""
         points = pareto_front(self.seen)
-        for candidate in (DEFAULT, self.best):
+        for candidate in (CURRENT_CONFIG, self.best):
             loads = self.seen.get(candidate, {})
             points += [(candidate, number) for number in loads if (candidate, number) not in points]
         rows = [
@@ -149,7 +151,7 @@ class TuneReport:
         return sorted(rows, key=lambda point: -point.load.rate)
 
     def _mark(self, candidate: CandidateSettings) -> str:
-        return "default" if candidate == DEFAULT else "chosen" if self.is_chosen(candidate) else ""
+        return "default" if candidate == CURRENT_CONFIG else "chosen" if self.is_chosen(candidate) else ""
 
     def is_chosen(self, candidate: CandidateSettings) -> bool:
         """Return whether a candidate replaces the default."""
@@ -173,7 +175,7 @@ class TuneReport:
             "candidates": [
                 {
                     "settings": dict(candidate or self.default),
-                    "is_default": candidate == DEFAULT,
+                    "is_default": candidate == CURRENT_CONFIG,
                     "is_chosen": self.is_chosen(candidate),
                     "is_on_front": candidate in on_front,
                     "loads": {str(number): asdict(load) for number, load in loads.items()},
@@ -266,20 +268,20 @@ def run_search(
     # Imported here: the module needs the packages of the extra `load`.
     from nereid.insight.tune.trial import TrialServer
 
-    deadline_s = time.monotonic() + 60 * options.minutes - STOP_RESERVE_S
+    deadline = time.monotonic() + 60 * options.minutes - STOP_RESERVE_S
     levels, cores = sorted({1, *options.concurrencies}), available_cores()
     repository = options.repository.resolve()
     try:
         with (
             tempfile.TemporaryDirectory(prefix="nereid-tune-") as folder,
-            TrialServer(repository, tuned, images, levels, Path(folder), environment, deadline_s) as trial,
+            TrialServer(repository, tuned, images, levels, Path(folder), environment, deadline) as trial,
         ):
             config = trial.served_config()
             grid = search.space(config, tuned.backend, cores)
             points, default = list(search.points(grid, cores)), search.settings_of(grid, config)
             settings = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in grid.items())
             progress(f"{len(points)} possible settings: {settings}")
-            run = Search(trial.measure, options.objective, len(levels), time.monotonic, deadline_s, progress)
+            run = Search(trial.measure, options.objective, len(levels), time.monotonic, deadline, progress)
             best, final = run.run(
                 lambda count: search.sample(points, grid, count, options.seed, without=default)
             )

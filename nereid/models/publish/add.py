@@ -37,12 +37,12 @@ from nereid.models.publish.remove import RemovableModels, find_parts
 from nereid.models.publish.staged_version import Description
 from nereid.models.publish.transaction import StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.location import check_repository, find_route, read_state
+from nereid.models.routes.location import check_repository, find_route, read_route_file
 from nereid.repository import instance_sizing, onnx_file
 from nereid.repository.check import check
-from nereid.repository.repository_index import PinnedModel, pins, read_labels, readable_configs
+from nereid.repository.repository_index import PinnedModel, pinned_models, read_labels, readable_configs
 from nereid.server.run_dir import ServerInfo
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT_TASK
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
 from nereid.vision.imaging.preprocessor import Preview, preview
 
@@ -196,7 +196,7 @@ def add_cpu_fallback(
     with locked_repository(repository, server_info, report) as locked:
         location = find_route(repository, route)
         check_none_active(repository, f"change the fallbacks of '{location.name}'")
-        default = read_state(location).route().replacements[0]
+        default = read_route_file(location).route().replacements[0]
         name, variant = f"{default.model}_cpu", f"{default.name}_cpu"
         if (repository / name).exists():
             raise WrongUsage(
@@ -278,9 +278,11 @@ class StagedAddition:
         """Switch to a task that claims the outputs, unless the user or the file says that they are scores."""
         request, facts = self._request, self._facts
         is_told = request.task or facts.task or request.labels or facts.labels or request.activation != "auto"
-        if not task or is_told or self._importer.name != DEFAULT.name:
+        if not task or is_told or self._importer.name != DEFAULT_TASK.name:
             return False
-        self._report(f"note: this is a network of task '{task}'; fix: --task {DEFAULT.name} if it is not")
+        self._report(
+            f"note: this is a network of task '{task}'; fix: --task {DEFAULT_TASK.name} if it is not"
+        )
         self._network.write_bytes(content)
         self._choose(named_importer(task))
         return True
@@ -306,7 +308,7 @@ class StagedAddition:
         self._write(settings, labels)
         photos = self._preview()
         self._report(f"{request.source.name}: staged as '{names.network}'")
-        first_run = examination.run_first_time(self._examination(), progress=self._progress)
+        first_run = examination.make_first_run(self._examination(), progress=self._progress)
         if self._is_claimed(first_run.claimed_by, content):
             return self.propose()
         if (activation := importer.activation(choices, first_run)) != "none":
@@ -314,7 +316,7 @@ class StagedAddition:
             adapted = importer.adapt(self._network, choices, activation)
             settings = replace(settings, outputs=self._settings(adapted).outputs)
             if importer.leaves_out_by_score:
-                first_run = examination.run_first_time(self._examination(), progress=self._progress)
+                first_run = examination.make_first_run(self._examination(), progress=self._progress)
         settings = replace(settings, can_batch=first_run.can_batch)
         models = self._write(settings, labels)
         measured = self._examine(adapted.notes)
@@ -441,7 +443,9 @@ class StagedAddition:
 
     def _pin(self) -> PinnedModel:
         (pin,) = [
-            pin for pin in pins(self._new, readable_configs(self._new)) if pin.model == self._names.pinned
+            pin
+            for pin in pinned_models(self._new, readable_configs(self._new))
+            if pin.model == self._names.pinned
         ]
         return pin
 

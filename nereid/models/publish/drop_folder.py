@@ -120,13 +120,13 @@ def read_entry(path: Path) -> DropEntry | None:
     files = []
     for member in below:
         try:
-            status = member.stat()
+            stat_result = member.stat()
         except FileNotFoundError:  # renamed meanwhile, or a link whose target is still missing
             return None
-        if stat.S_ISREG(status.st_mode):
+        if stat.S_ISREG(stat_result.st_mode):
             _check_inside(member, path.parent)
             name = str(member.relative_to(path if is_folder else path.parent))
-            files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+            files.append((name, stat_result.st_ino, stat_result.st_size, stat_result.st_mtime_ns))
     # The writer of an empty file has only just started.
     if not files or any(name.endswith(SUFFIX) and not size for name, _, size, _ in files):
         return None
@@ -166,10 +166,10 @@ def _combine(digests: Mapping[str, str]) -> str:
 @contextlib.contextmanager
 def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
     """Open a regular file of a drop folder; a link changed at the same time cannot lead outside it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        _check_inside(path, folder, Path(f"/proc/self/fd/{descriptor}").readlink())
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        _check_inside(path, folder, Path(f"/proc/self/fd/{fd}").readlink())
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"'{path.name}' is not a regular file")
         yield file
 
@@ -441,11 +441,11 @@ def _held_folder(folder: Path) -> Iterator[Path]:
     folder.mkdir(exist_ok=True)
     if folder.is_symlink():
         raise OSError(f"'{folder.name}' is a link")
-    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        yield Path(f"/proc/self/fd/{handle}")
+        yield Path(f"/proc/self/fd/{fd}")
     finally:
-        os.close(handle)
+        os.close(fd)
 
 
 def _free_name(folder: Path, path: Path, suffix: str) -> Path:

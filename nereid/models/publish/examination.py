@@ -19,7 +19,7 @@ from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish import isolated_child
 from nereid.models.publish.importing.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks import BY_BACKEND, DEFAULT, TASKS, task_of
+from nereid.tasks import DEFAULT_TASK, TASK_BY_BACKEND, TASKS, task_of
 from nereid.tasks.task import Task
 from nereid.vision.inference.signature import sequence_controls
 
@@ -92,15 +92,15 @@ class ExaminationRequest:
     @property
     def task(self) -> Task:
         """The task as described, or by a backend, or by the pinned model's outputs; else the default."""
-        described = next((task for task in TASKS if task.name == self.described), DEFAULT)
-        if described is not DEFAULT:
+        described = next((task for task in TASKS if task.name == self.described), DEFAULT_TASK)
+        if described is not DEFAULT_TASK:
             return described
         configs = [read_pbtxt(folder / "config.pbtxt") for folder in (self.after, self.pinned) if folder]
         for config in configs:
-            if task := BY_BACKEND.get(config.get("backend", "")):
+            if task := TASK_BY_BACKEND.get(config.get("backend", "")):
                 return task
         outputs = configs[-1].get("output", ()) if configs else ()
-        return task_of([output["name"] for output in outputs]) or DEFAULT
+        return task_of([output["name"] for output in outputs]) or DEFAULT_TASK
 
     def to_json(self) -> bytes:
         """Return the request as one line of JSON."""
@@ -235,7 +235,7 @@ def examine(
     return msgspec.convert(_run(request, timeout_s, progress), Measurements)
 
 
-def run_first_time(request: ExaminationRequest, progress: Callable[[str], None]) -> FirstRun:
+def make_first_run(request: ExaminationRequest, progress: Callable[[str], None]) -> FirstRun:
     """Run a network for the first time; arguments and errors as for `examine`."""
     return msgspec.convert(_run(replace(request, is_first_run=True), None, progress), FirstRun)
 

@@ -35,7 +35,7 @@ from nereid.models.publish.isolated_child import Write
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
 from nereid.repository.repository_index import InvalidLabels, check_label_count
-from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks import DEFAULT_TASK, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
 Progress = Callable[[str], None]
@@ -304,12 +304,12 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
                 )
 
 
-def answer(text: str, write: Write) -> None:
+def handle_request(text: str, write: Write) -> None:
     """Examine the network of a request, or run it once, and write the steps and the result by their kinds."""
     os.nice(NICENESS)
     try:
         request = ExaminationRequest.from_json(text)
-        run = run_first_time if request.is_first_run else examine_step_by_step
+        run = make_first_run if request.is_first_run else examine_step_by_step
         write("report", asdict(run(request, lambda line: write("progress", line))))
     except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
         write("rejected", _line(error))
@@ -323,7 +323,7 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def run_first_time(request: ExaminationRequest, progress: Progress) -> FirstRun:
+def make_first_run(request: ExaminationRequest, progress: Progress) -> FirstRun:
     """Run a network on images for the first time."""
     file, _ = check_file(request, progress)
     config = served_config(request, file.signature)
@@ -335,7 +335,7 @@ def run_first_time(request: ExaminationRequest, progress: Progress) -> FirstRun:
     is_single = any(node.name == onnx_graph.FIRST_IMAGE for node in onnx_graph.nodes(file.model))
     can_batch = not is_single and _can_batch(network, meaning, samples)
     result = meaning.first_run(file, samples, outputs, can_batch)
-    if request.task is not DEFAULT:
+    if request.task is not DEFAULT_TASK:
         return result
     several = outputs if len(outputs) > 1 else [network.run(sample) for sample in meaning.pair(samples)]
     claiming = (task.name for task in TASKS if (claims := task.entry_point("claims")) and claims(several))
@@ -416,7 +416,7 @@ def _examination(request: ExaminationRequest) -> Examination:
     """Return what the outputs mean to the task of the network, or else to the default task."""
     entry_point = request.task.entry_point("examination")
     examination_type = (
-        entry_point if entry_point and entry_point.fits(request) else DEFAULT.entry_point("examination")
+        entry_point if entry_point and entry_point.fits(request) else DEFAULT_TASK.entry_point("examination")
     )
     examination: Examination = examination_type(request)
     return examination

@@ -48,10 +48,10 @@ def run(
     timeout_s: float,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[str, Any]:
-    """Call `module.answer(request, write)` in a child, which ends with this process; return the result.
+    """Call `module.handle_request(request, write)` in a child that ends with this process; return the result.
 
     Args:
-        module: its `answer` writes steps and a result, each as a word and its content.
+        module: its `handle_request` writes steps and a result, each as a word and its content.
         request: the text for it.
         timeout_s: time after which the child is killed.
         progress: receives each step.
@@ -124,7 +124,7 @@ def _read_results(
 
 
 def main(module: str, parent: int) -> None:
-    """Answer the request on stdin.
+    """Handle the request on stdin.
 
     Args:
         module: as for `run`.
@@ -140,7 +140,7 @@ def main(module: str, parent: int) -> None:
             with contextlib.suppress(BrokenPipeError):
                 out.write(json.dumps({kind: content}) + "\n")
 
-        importlib.import_module(module).answer(sys.stdin.buffer.read().decode(), write)
+        importlib.import_module(module).handle_request(sys.stdin.buffer.read().decode(), write)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,21 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.actions import reason_in_use
 from nereid.models.publish.examination import ExaminationLimits, ExaminationRequest
 from nereid.models.publish.staged_version import read_description
-from nereid.models.routes.location import check_repository, find_routes, read_state
+from nereid.models.routes.location import check_repository, find_routes, read_route_file
 from nereid.repository import pbtxt
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.onnx_file import network_path
 from nereid.repository.repository_index import (
-    PARTS,
+    PARTS_BY_BACKEND,
     PinnedModel,
     backend_of,
     config_files,
-    pins,
+    pinned_models,
     readable_configs,
     served_steps,
     served_versions,
     steps_of,
-    versions_there,
+    versions_on_disk,
 )
 from nereid.server.model_control import ModelControl
 from nereid.server.run_dir import ServerInfo
@@ -88,7 +88,7 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
     """
     check_repository(repository)
     configs = readable_configs(repository)
-    pin_of = {pin.model: pin for pin in pins(repository, configs)}
+    pin_of = {pin.model: pin for pin in pinned_models(repository, configs)}
     behind = _behind_route(repository, name, pin_of)
     if len(behind) > 1:
         raise WrongUsage(
@@ -109,7 +109,7 @@ def _variants(repository: Path, pins: Iterable[PinnedModel]) -> list[PinnedVaria
     by_model, variants = {pin.model: pin for pin in pins}, list[PinnedVariant]()
     for location in find_routes(repository):
         with contextlib.suppress(OperationFailed):
-            route = read_state(location).route()
+            route = read_route_file(location).route()
             variants += [
                 PinnedVariant(
                     location.name,
@@ -130,14 +130,14 @@ def _behind_route(repository: Path, name: str, pin_of: Mapping[str, PinnedModel]
         pin_of[variant.model].network if variant.model in pin_of else variant.model
         for location in find_routes(repository)
         if location.name == name
-        for variant in read_state(location).route().variants
+        for variant in read_route_file(location).route().variants
     }
 
 
 def check_retirable(repository: Path, network: PublishedNetwork, version: int) -> None:
     """Check that a version exists and is not the only one, and that no request can reach it."""
     failure = f"cannot retire version {version} of '{network.name}'"
-    there = versions_there(network.folder)
+    there = versions_on_disk(network.folder)
     if version not in there:
         raise WrongUsage(f"{failure}: it does not exist, the versions are: {', '.join(map(str, there))}")
     if network.served_versions() == [version]:
@@ -152,17 +152,17 @@ def check_retirable(repository: Path, network: PublishedNetwork, version: int) -
         raise WrongUsage(f"{failure}: {user} calls it; fix: change or remove the caller")
 
 
-def _users(repository: Path, network: str, version: int, pinned_models: set[str]) -> Iterator[str]:
+def _users(repository: Path, network: str, version: int, retired: set[str]) -> Iterator[str]:
     """Yield the models, variants and shadows that would still call a version after it is retired."""
     for path in sorted(repository.glob("*/config.pbtxt")):
         for file in config_files(path.parent):
             is_step = (network, version) in steps_of(read_pbtxt(file))
-            if path.parent.name not in pinned_models and is_step:
+            if path.parent.name not in retired and is_step:
                 yield f"model '{path.parent.name}'"
     for location in find_routes(repository):
-        route = read_state(location).route()
+        route = read_route_file(location).route()
         for target in route.targets():
-            is_shadow = target in route.shadows and target.model in pinned_models
+            is_shadow = target in route.shadows and target.model in retired
             if is_shadow or (target.model, target.version) == (network, version):
                 yield f"'{target.name}' of route '{location.name}'"
 
@@ -229,11 +229,12 @@ def write_on_cpu(template: Path, target: Path) -> None:
     candidates = (template / CONFIGS / "cpu.pbtxt", template / "config.pbtxt")
     source = next(path for path in candidates if path.exists())
     document = read_pbtxt(source)
-    if document.get("backend") not in PARTS or served_steps(document):
+    if document.get("backend") not in PARTS_BY_BACKEND or served_steps(document):
         kind = document.get("backend") or document.get("platform", "none")
         raise OperationFailed(
             f"cannot copy '{source}': expected a backend that runs its models in one process, "
-            f"{' or '.join(PARTS)}, got '{kind}'; fix: write {CONFIGS}/cpu.pbtxt for '{template.name}'"
+            f"{' or '.join(PARTS_BY_BACKEND)}, got '{kind}'; "
+            f"fix: write {CONFIGS}/cpu.pbtxt for '{template.name}'"
         )
     _copy(template, target, CONFIGS)
     text, config = _rename(source, target.name)
@@ -246,7 +247,7 @@ def write_on_cpu(template: Path, target: Path) -> None:
 
 def _copy(template: Path, target: Path, *skipped: str) -> None:
     """Copy the folder of a pinned model, with an empty version 1 instead of its versions."""
-    names = {*map(str, versions_there(template)), *skipped}
+    names = {*map(str, versions_on_disk(template)), *skipped}
     shutil.copytree(template, target, ignore=lambda folder, _: names if Path(folder) == template else ())
     (target / "1").mkdir()
     (target / "1" / ".gitkeep").touch()
@@ -311,7 +312,7 @@ def versions(repository: Path, name: str, server_info: ServerInfo | None) -> tup
     network = find_network(repository, name)
     ready = ModelControl(server_info).ready_versions() if server_info else None
     states = [
-        _version_state(repository, network, version, ready) for version in versions_there(network.folder)
+        _version_state(repository, network, version, ready) for version in versions_on_disk(network.folder)
     ]
     return network.name, states[::-1]
 
@@ -357,6 +358,6 @@ def _shares(repository: Path, network: PublishedNetwork) -> dict[str, float]:
     for location in find_routes(repository):
         names = [pinned.variant.name for pinned in network.variants if pinned.route == location.name]
         if names:
-            parts = shares(read_state(location).route())
+            parts = shares(read_route_file(location).route())
             parts_of[location.name] = sum(parts[name] for name in names)
     return parts_of

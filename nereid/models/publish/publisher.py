@@ -47,9 +47,9 @@ from nereid.models.publish.staged_version import Description
 from nereid.models.publish.transaction import OperationJournal, StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
-from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, find_routes, read_state
+from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, find_routes, read_route_file
 from nereid.repository import onnx_file
-from nereid.repository.repository_index import versions_there
+from nereid.repository.repository_index import versions_on_disk
 from nereid.server.model_control import NotReached
 from nereid.server.run_dir import ServerInfo
 
@@ -263,7 +263,7 @@ class NewVersion:
                     f"cannot publish version {self.number}: its model '{model}' already exists; "
                     "fix: move that folder out of the repository"
                 )
-        routes = {location.name: read_state(location).route() for location in find_routes(repository)}
+        routes = {location.name: read_route_file(location).route() for location in find_routes(repository)}
         variants = []
         for pinned in chosen.values():
             name, others = self._successor(pinned.variant.name), routes[pinned.route].variants
@@ -354,7 +354,7 @@ def _next_version(log: OperationJournal, network: PublishedNetwork) -> int:
         for line in log.events.read()
         if line.operation.model == network.name and line.event in ("commit", "undo", "done")
     ]
-    return max([*used, *versions_there(network.folder)], default=0) + 1
+    return max([*used, *versions_on_disk(network.folder)], default=0) + 1
 
 
 def _adapt_staged(request: ExaminationRequest, source: Path, report: Callable[[str], None]) -> list[str]:
@@ -381,7 +381,7 @@ def _adapt_staged(request: ExaminationRequest, source: Path, report: Callable[[s
     choices = importer.input.repeat_choices(path, current, past, image)
     importer.adapt(path, choices, names=names)
     without_current = dataclasses.replace(request, current=None)
-    first_run = examination.run_first_time(
+    first_run = examination.make_first_run(
         without_current, progress=lambda line: report(f"examination: {line}")
     )
     if not first_run.can_batch and int(document.get("max_batch_size", 0)) > 1:

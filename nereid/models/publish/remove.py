@@ -11,13 +11,13 @@ from nereid.models.publish.actions import Action, Install
 from nereid.models.publish.network import successor
 from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.location import check_repository, find_routes, read_state
+from nereid.models.routes.location import check_repository, find_routes, read_route_file
 from nereid.repository.check import check
 from nereid.repository.repository_index import (
     PinnedModel,
     config_files,
     model_folders,
-    pins,
+    pinned_models,
     readable_configs,
     steps_of,
 )
@@ -79,7 +79,7 @@ def find_parts(repository: Path, name: str) -> RemovableModels:
     folders = {path.name for path in model_folders(repository)}
     if name not in folders:
         return RemovableModels(())
-    routes = {location.name: read_state(location).route() for location in find_routes(repository)}
+    routes = {location.name: read_route_file(location).route() for location in find_routes(repository)}
     outer = _pinned(repository, name, routes) if name in routes else (name,)
     if user := _user(repository, outer, routes):
         raise WrongUsage(f"cannot remove '{name}': {user}; fix: remove or change that first")
@@ -97,7 +97,7 @@ def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[s
     of_others = {
         target.model for other, route in routes.items() if other != name for target in route.targets()
     }
-    all_pins = pins(repository, readable_configs(repository))
+    all_pins = pinned_models(repository, readable_configs(repository))
     called_pins = [pin for pin in all_pins if pin.model in called]
     versions = {
         pin.model for pin in all_pins if any(_is_version(pin, origin) for origin in called_pins)
@@ -113,7 +113,9 @@ def _is_version(pin: PinnedModel, known: PinnedModel) -> bool:
 
 def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
     """Return the models that pinned models run, in load order."""
-    selected_pins = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
+    selected_pins = [
+        pin for pin in pinned_models(repository, readable_configs(repository)) if pin.model in pinned
+    ]
     roles = [{getattr(pin, role) for pin in selected_pins} for role in ("network", "preprocess", "after")]
     role_models = [name for role in roles for name in sorted(role)]
     steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
@@ -146,7 +148,7 @@ def _steps(file: Path) -> list[str]:
 def _unload_leftover(repository: Path, name: str, server_info: ServerInfo | None) -> tuple[str, ...]:
     if model_control := ModelControl(server_info) if server_info else None:
         try:
-            model_control.config(name)  # the index lists only models that have a folder
+            model_control.config(name)  # the server's index lists only models that have a folder
         except Refused:
             pass
         else:

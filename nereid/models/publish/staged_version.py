@@ -13,7 +13,7 @@ from nereid.base.units import split_lines
 from nereid.models.publish.importing.graph_edits import ActivationRule
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, digest
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT_TASK
 
 DESCRIPTION = "description.json"
 
@@ -36,7 +36,7 @@ class Description(Struct, frozen=True, forbid_unknown_fields=True):
     output: str = ""
     activation: ActivationRule = "auto"
     changes: tuple[str, ...] = ()
-    task: str = DEFAULT.name
+    task: str = DEFAULT_TASK.name
     head: str = ""
 
 

@@ -28,7 +28,7 @@ from nereid.models.rollout.rollout_journal import (
     folder_of,
 )
 from nereid.models.routes.change import read_samples
-from nereid.models.routes.location import RouteLocation, load_current_route, read_state
+from nereid.models.routes.location import RouteLocation, load_current_route, read_route_file
 from nereid.server.run_dir import ServerInfo
 
 Command = Literal["pause", "resume", "promote", "abort"]
@@ -55,7 +55,7 @@ class Forecast(Struct, frozen=True):
     step: str
     requests: int
     seconds: float
-    event: str
+    limited_by: str
 
 
 def start(
@@ -68,7 +68,7 @@ def start(
         OperationFailed: another rollout of the repository is active, or no server responds.
     """
     check_none_active(location.repository, f"start a rollout of '{plan.candidate}'")
-    loaded = load_current_route(location, read_state(location))
+    loaded = load_current_route(location, read_route_file(location))
     pair, first = find_pair(loaded, plan.candidate), first_step(loaded.route, plan)
     slow_s = _slow_s(plan, _samples(location, server_info), pair)
     journals = RolloutJournals.of(location)
@@ -147,7 +147,7 @@ def forecast(
         WrongUsage: the candidate or the route does not fit.
         OperationFailed: no server responds.
     """
-    loaded = load_current_route(location, read_state(location))
+    loaded = load_current_route(location, read_route_file(location))
     pair, first = find_pair(loaded, plan.candidate), first_step(loaded.route, plan)
     before = _samples(location, server_info)
     time.sleep(seconds)
@@ -174,9 +174,9 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
         else:
             # Without events, each request multiplies the evidence by at most 1 / (1 - limit).
             needed[limit.event] = math.log(10 / (1 - plan.power)) / -math.log1p(-0.9 * limit.max_rate) / part
-    event, requests = max(needed.items(), key=lambda pair: pair[1])
+    limited_by, requests = max(needed.items(), key=lambda pair: pair[1])
     seconds = max(min_s, requests / rate) if rate else math.inf
-    return Forecast(rollout.step_name, math.ceil(requests), seconds, event)
+    return Forecast(rollout.step_name, math.ceil(requests), seconds, limited_by)
 
 
 def _slow_s(plan: RolloutPlan, samples: MetricSamples, pair: Pair) -> float:

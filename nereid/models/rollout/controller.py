@@ -38,7 +38,12 @@ from nereid.models.routes.change import (
     plan,
     served_status,
 )
-from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, load_current_route, read_state
+from nereid.models.routes.location import (
+    RouteFileSnapshot,
+    RouteLocation,
+    load_current_route,
+    read_route_file,
+)
 from nereid.server.model_control import NotReached
 from nereid.server.run_dir import ServerInfo
 
@@ -205,7 +210,7 @@ class Controller:
         self._location, self._find_server, self._log, self._clock = location, find_server, log, clock
         self.journals = RolloutJournals.of(location)
         self._measurement: Measurement | None = None
-        self._written_s = float("-inf")
+        self._written_at = float("-inf")
         self._wait_reason = ""
 
     def step(self) -> bool:
@@ -232,7 +237,7 @@ class Controller:
 
     def _begin(self, rollout: Rollout) -> None:
         self._measurement = None
-        server, current = RunningServer(self._server_info()), read_state(self._location)
+        server, current = RunningServer(self._server_info()), read_route_file(self._location)
         if not rollout.intended:
             if rollout.sha256 and current.sha256 != rollout.sha256:
                 self._pause_for_edit(rollout, current)
@@ -244,7 +249,7 @@ class Controller:
             planned = plan(self._location, propose)
             self._log(f"rollout {change(self._location, propose, server, wait_s=SERVED_TIMEOUT_S)}")
         except _Edited:
-            self._pause_for_edit(rollout, read_state(self._location))
+            self._pause_for_edit(rollout, read_route_file(self._location))
         except (_Overtaken, Superseded):
             pass  # the next poll sees the new state
         except NotReached:
@@ -291,7 +296,7 @@ class Controller:
 
     def _on_refusal(self, rollout: Rollout, server: RunningServer, reason: str) -> None:
         """Roll back if the candidate is not ready; another refusal is not the candidate's fault."""
-        route = read_state(self._location).route()
+        route = read_route_file(self._location).route()
         candidate = next(
             (variant for variant in route.variants if variant.name == rollout.plan.candidate), None
         )
@@ -309,7 +314,7 @@ class Controller:
         except ControlGone as error:
             text, reasons = f"{self._location.name}: {error}", (*reasons, str(error))
         else:
-            status, _ = served_status(server, self._location.name, read_state(self._location).sha256)
+            status, _ = served_status(server, self._location.name, read_route_file(self._location).sha256)
             if server and status != SERVED_STATUS:
                 raise NotReached(f"the route without the candidate is {status}")
         self._log(f"rollout {text}")
@@ -324,7 +329,7 @@ class Controller:
 
     def _poll(self, rollout: Rollout) -> None:
         if sha256(route_file.read(self._location.path)[0]).hexdigest() != rollout.sha256:
-            self._pause_for_edit(rollout, read_state(self._location))
+            self._pause_for_edit(rollout, read_route_file(self._location))
             return
         snapshot = MetricsSnapshot.read(self._server_info(), self._location.name)
         now_s = self._clock()
@@ -332,15 +337,15 @@ class Controller:
             self._measurement = None  # the counts belong to another route
             raise NotReached("the server does not use the route of this step yet")
         if self._measurement is None or not self._measurement.is_of(rollout):
-            open_s = read_state(self._location).route().breaker.open_s
-            self._measurement, self._written_s = Measurement(rollout, now_s, open_s), float("-inf")
+            open_s = read_route_file(self._location).route().breaker.open_s
+            self._measurement, self._written_at = Measurement(rollout, now_s, open_s), float("-inf")
         measured = self._measurement
         if not measured.add(snapshot, now_s):
             return
         verdict = measured.verdict()
         is_over = verdict.outcome != StepOutcome.CONTINUE
-        if is_over or now_s - self._written_s >= max(POLL_S, LINE_PART * measured.elapsed_s):
-            self._written_s = now_s
+        if is_over or now_s - self._written_at >= max(POLL_S, LINE_PART * measured.elapsed_s):
+            self._written_at = now_s
             values = {"elapsed_s": measured.elapsed_s, "look": measured.judge.total()}
             self._write(rollout, "look", verdict.reasons, **values)
         if is_over:
@@ -377,7 +382,7 @@ class Controller:
     def _hints(self, rollout: Rollout) -> list[str]:
         if rollout.plan.steps[rollout.step] != SHADOW:
             return []
-        limit = read_state(self._location).route().shadow_max_in_flight
+        limit = read_route_file(self._location).route().shadow_max_in_flight
         return [f"a shadow runs only while fewer than {limit} requests are in flight (shadow_max_in_flight)"]
 
     def _pause_for_edit(self, rollout: Rollout, current: RouteFileSnapshot) -> None:

@@ -334,9 +334,9 @@ class StepJudge:
         return self.limits.risk / (1 + sum(sums.tests for sums in self._tests))
 
     def _waits(self) -> list[str]:
-        min_count = min((sums.candidate.requests for sums in self._tests), default=0)
-        if min_count < self.limits.min_requests:
-            return [f"{min_count:,} of at least {self.limits.min_requests:,} requests of the candidate"]
+        fewest = min((sums.candidate.requests for sums in self._tests), default=0)
+        if fewest < self.limits.min_requests:
+            return [f"{fewest:,} of at least {self.limits.min_requests:,} requests of the candidate"]
         if self.share == 1:
             return []
         missed = self.limits.miss_risk

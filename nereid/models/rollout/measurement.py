@@ -30,7 +30,7 @@ ERROR, SLOW, DISAGREEMENT = "error", "slow", "disagreement"
 REQUESTS, SHADOWS = f"{ROUTE_PREFIX}requests_total", f"{ROUTE_PREFIX}shadow_requests_total"
 DURATIONS = f"{ROUTE_PREFIX}request_duration_seconds"
 COUNTERS = (REQUESTS, SHADOWS, DURATIONS + BUCKET)
-MAX_POLL_INTERVAL_S = 5.0
+MAX_COUNTED_GAP_S = 5.0
 # The route reports its counts every half second, so the first ones after a change belong to the old weights.
 SETTLING_S = 1.5
 # A breaker left open by an earlier failure has time for this many trials to close, and enough traffic for
@@ -126,7 +126,7 @@ class Measurement:
 
     def __init__(self, rollout: Rollout, now_s: float, open_s: float) -> None:
         self.rollout, self.elapsed_s, self._open_s = rollout, rollout.elapsed_s, open_s
-        self._began_s = self._last_s = now_s
+        self._started_at = self._added_at = now_s
         self.judge = judge.StepJudge(step_limits(rollout), rollout.share, BOUNDS)
         if rollout.look:
             self.judge.add(rollout.look)
@@ -151,15 +151,15 @@ class Measurement:
             NotReached: the server has restarted since the previous snapshot.
         """
         before, self._snapshot = self._snapshot, snapshot
-        passed_s, self._last_s = now_s - self._last_s, now_s
-        if before is None or now_s - self._began_s < SETTLING_S:
+        passed_s, self._added_at = now_s - self._added_at, now_s
+        if before is None or now_s - self._started_at < SETTLING_S:
             return False
         if snapshot.pid != before.pid or snapshot.samples.was_reset(before.samples, COUNTERS):
             raise NotReached("the server has restarted, and its counters were reset")
         # Without requests to a variant, the page does not show its breaker.
         self._was_closed |= snapshot.served.breakers.get(self.rollout.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
-        self.elapsed_s += min(passed_s, MAX_POLL_INTERVAL_S)
+        self.elapsed_s += min(passed_s, MAX_COUNTED_GAP_S)
         increase, rollout = snapshot.samples - before.samples, self.rollout
         self.judge.add(count_pair(increase, rollout.pair, rollout.slow_s, self._carried_slow))
         return True
@@ -177,7 +177,7 @@ class Measurement:
                 reason = f"the breakers of '{name}' and '{pair.control[0]}' are open: no comparison"
                 return StepVerdict(StepOutcome.INCONCLUSIVE, (reason,))
             if not self._was_closed:
-                waited_s = self._last_s - self._began_s
+                waited_s = self._added_at - self._started_at
                 return StepVerdict(
                     StepOutcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",)
                 )
@@ -196,7 +196,7 @@ class Measurement:
         While it is open, requests of the candidate are not counted, so the control's are used instead.
         In the last step, without a control, only the time counts. Copies for a shadow bypass the breaker.
         """
-        measured_s, share = self._last_s - self._began_s, self.rollout.share
+        measured_s, share = self._added_at - self._started_at, self.rollout.share
         if not share or measured_s < max(self.rollout.plan.hold_s, MIN_TRIALS * self._open_s):
             return False
         _, drawn_of_control = self.judge.total().drawn

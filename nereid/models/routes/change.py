@@ -31,7 +31,13 @@ from nereid.base import files, prometheus_text
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage, no_server
 from nereid.base.journal import Append
 from nereid.base.prometheus_text import MetricSamples
-from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation, describe, read_state
+from nereid.models.routes.location import (
+    RouteChange,
+    RouteFileSnapshot,
+    RouteLocation,
+    describe,
+    read_route_file,
+)
 from nereid.server.model_control import RESPONSE_TIMEOUT_S, ModelControl, NotReached
 from nereid.server.run_dir import ServerInfo
 
@@ -69,7 +75,7 @@ class RunningServer:
 
     @classmethod
     def of(cls, server_info: ServerInfo | None) -> "RunningServer | None":
-        """Return the server of a record, None without one."""
+        """Return the server described by `server_info`, None without one."""
         return cls(server_info) if server_info else None
 
     def is_ready(self, model: str, version: int) -> bool:
@@ -230,10 +236,10 @@ class PlannedChange:
 
 
 def read_weights(assignments: list[str]) -> dict[str, float]:
-    """Parse `NAME=WEIGHT` words.
+    """Parse assignments such as `NAME=WEIGHT`.
 
     Raises:
-        WrongUsage: a word has another form, or a name occurs twice.
+        WrongUsage: an assignment has another form, or a name occurs twice.
     """
     weights: dict[str, float] = {}
     for assignment in assignments:
@@ -332,7 +338,7 @@ def plan(location: RouteLocation, propose: Propose) -> PlannedChange:
         OperationFailed, InvalidConfig: the new route is invalid, or names models that do not exist.
         OSError: the file or its history cannot be read.
     """
-    current = read_state(location)
+    current = read_route_file(location)
     proposal = propose(current)
     # The highest of all, because a file copied by hand may have any number.
     generation = max((entry.generation for entry in current.all_entries), default=0) + 1
@@ -415,7 +421,7 @@ def _wait_served(location: RouteLocation, loaded: LoadedRoute, server: RunningSe
         passed_s = time.monotonic() - begin
         if status == SERVED_STATUS:
             return passed_s
-        if read_state(location).sha256 != loaded.sha256:
+        if read_route_file(location).sha256 != loaded.sha256:
             raise Superseded(
                 f"wrote generation {loaded.route.generation} of '{location.path}', "
                 "but another change followed"

@@ -20,7 +20,7 @@ from nereid.backends.routing.assignment import LoadedRoute, Route, parse_route, 
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import Journal, user_name
-from nereid.repository.repository_index import ROUTE, output_names, pins, readable_configs
+from nereid.repository.repository_index import ROUTE, output_names, pinned_models, readable_configs
 
 FIRST_SEEN, BY_HAND = "first seen", "edited by hand"
 
@@ -167,7 +167,7 @@ def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
 
 def preprocessing_of(repository: Path, model: str) -> ModelConfig | None:
     """Return the config of the preprocessing behind a pinned model; None if that is not known."""
-    for pin in pins(repository, readable_configs(repository)):
+    for pin in pinned_models(repository, readable_configs(repository)):
         if pin.model == model and pin.preprocess:
             return ModelConfig.from_file(repository / pin.preprocess, pin.preprocess_version)
     return None
@@ -195,7 +195,7 @@ def _configs(repository: Path, broken: list[str] | None = None) -> Iterator[tupl
                 broken.append(str(error))
 
 
-def read_state(location: RouteLocation) -> RouteFileSnapshot:
+def read_route_file(location: RouteLocation) -> RouteFileSnapshot:
     """Read a route's file and history.
 
     Raises:
@@ -204,16 +204,18 @@ def read_state(location: RouteLocation) -> RouteFileSnapshot:
     """
     entries = location.history.read_intact()
     try:
-        content, status = route_file.read(location.path)
+        content, stat_result = route_file.read(location.path)
     except FileNotFoundError:
         return RouteFileSnapshot(location.path, None, entries, None)
-    return RouteFileSnapshot(location.path, content, entries, _unrecorded(entries, content, status))
+    return RouteFileSnapshot(location.path, content, entries, _unrecorded(entries, content, stat_result))
 
 
-def _unrecorded(entries: Sequence[RouteChange], content: bytes, status: os.stat_result) -> RouteChange | None:
+def _unrecorded(
+    entries: Sequence[RouteChange], content: bytes, stat_result: os.stat_result
+) -> RouteChange | None:
     """Return the change that the history lacks for the file's content; None if the last entry has it.
 
-    The owner and time in the file's `status` are used for the change.
+    The owner and time in the file's `stat_result` are used for the change.
     """
     if entries and entries[-1].sha256 == sha256(content).hexdigest():
         return None
@@ -221,8 +223,8 @@ def _unrecorded(entries: Sequence[RouteChange], content: bytes, status: os.stat_
         generation = parse_route(content).generation
     except InvalidConfig:
         generation = entries[-1].generation if entries else 0
-    time = datetime.fromtimestamp(status.st_mtime, UTC)
-    return RouteChange.of(content, BY_HAND if entries else FIRST_SEEN, generation, time, status.st_uid)
+    time = datetime.fromtimestamp(stat_result.st_mtime, UTC)
+    return RouteChange.of(content, BY_HAND if entries else FIRST_SEEN, generation, time, stat_result.st_uid)
 
 
 def _document(content: bytes) -> Raw:

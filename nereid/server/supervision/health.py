@@ -57,10 +57,10 @@ class ServerHealth:
         self._clock, self._unix_time = clock, unix_time
         self._lock = threading.Lock()
         self._state, self._reason = STARTING, ""
-        self._up_since_s = 0.0
-        self._observed_s = clock()
+        self._up_since = 0.0
+        self._observed_at = clock()
         self._server_failure: str | None = NOT_PROBED
-        self._server_probed_s = clock()
+        self._server_probed_at = clock()
         self._models: dict[str, tuple[str | None, float]] = {}
         self._broken: dict[str, str] = {}
         self._instances: dict[str, int] = {}
@@ -73,8 +73,8 @@ class ServerHealth:
             if self._state == STOPPING:
                 return
             self._state, self._reason = state, reason
-            self._observed_s = self._clock()
-            self._up_since_s = self._unix_time() if state == RUNNING else 0.0
+            self._observed_at = self._clock()
+            self._up_since = self._unix_time() if state == RUNNING else 0.0
             if state != RUNNING:
                 self._models, self._broken, self._instances = {}, {}, {}
                 self._server_failure = NOT_PROBED
@@ -82,7 +82,7 @@ class ServerHealth:
     def record_observation(self, broken: Mapping[str, str]) -> None:
         """Store an observation of the processes: the broken models, each with the reason."""
         with self._lock:
-            self._observed_s, self._broken = self._clock(), dict(broken)
+            self._observed_at, self._broken = self._clock(), dict(broken)
 
     def record_gateway(self, failure: str | None) -> None:
         """Store why the gateway of a guarded server is not listening; None if it is."""
@@ -92,22 +92,22 @@ class ServerHealth:
     def record_round_start(self, server_failure: str | None, models: Collection[str]) -> None:
         """Store the server's own readiness and the models to probe; other models are forgotten."""
         with self._lock:
-            self._server_failure, self._server_probed_s = server_failure, self._clock()
+            self._server_failure, self._server_probed_at = server_failure, self._clock()
             self._models = {name: self._models.get(name, (NOT_PROBED, self._clock())) for name in models}
 
-    def record_answers(self, models: Collection[str], seen_s: float) -> None:
+    def record_answers(self, models: Collection[str], seen_at: float) -> None:
         """Record that models have answered requests from other callers."""
         with self._lock:
-            self._models |= {name: (None, seen_s) for name in models if name in self._models}
+            self._models |= {name: (None, seen_at) for name in models if name in self._models}
 
-    def record_probe(self, model: str, failure: str | None, start_s: float) -> None:
+    def record_probe(self, model: str, failure: str | None, started_at: float) -> None:
         """Count a probe of a model; `failure` is None on success.
 
         The probe that began last decides whether the model is ready.
         """
         with self._lock:
-            if model in self._models and start_s >= self._models[model][1]:
-                self._models[model] = failure, start_s
+            if model in self._models and started_at >= self._models[model][1]:
+                self._models[model] = failure, started_at
             self._counts["probes_total", (("model", model),)] += 1
             self._counts["probe_failures_total", (("model", model),)] += failure is not None
 
@@ -124,7 +124,7 @@ class ServerHealth:
     def is_live(self) -> bool:
         """Return whether the supervision works."""
         with self._lock:
-            return self._state != RUNNING or self._clock() - self._observed_s < MAX_OBSERVATION_AGE_S
+            return self._state != RUNNING or self._clock() - self._observed_at < MAX_OBSERVATION_AGE_S
 
     def why_not_ready(self) -> dict[str, Any]:
         """Return why the server is not ready: its own reason, its gateway's and its models', or nothing."""
@@ -132,14 +132,14 @@ class ServerHealth:
             if self._state != RUNNING:
                 return {"server": ": ".join(filter(None, (self._state, self._reason)))}
             reasons: dict[str, Any] = {}
-            if failure := self._failure(self._server_failure, self._server_probed_s):
+            if failure := self._failure(self._server_failure, self._server_probed_at):
                 reasons["server"] = failure
             if self._gateway_failure:
                 reasons["gateway"] = self._gateway_failure
             failures = {
                 name: reason
-                for name, (failure, probed_s) in self._models.items()
-                if (reason := self._failure(failure, probed_s))
+                for name, (failure, probed_at) in self._models.items()
+                if (reason := self._failure(failure, probed_at))
             }
             if failures := {**failures, **self._broken}:
                 reasons["models"] = dict(sorted(failures.items()))
@@ -152,11 +152,11 @@ class ServerHealth:
             samples: dict[tuple[str, MetricLabels], float] = dict(self._counts)
             samples["ready", ()] = ready
             samples |= {("instances", (("model", name),)): n for name, n in self._instances.items()}
-            samples["server_up_since_seconds", ()] = self._up_since_s
+            samples["server_up_since_seconds", ()] = self._up_since
         return render(samples, PREFIX, METRICS)
 
-    def _failure(self, failure: str | None, probed_s: float) -> str | None:
-        age_s = self._clock() - probed_s
+    def _failure(self, failure: str | None, probed_at: float) -> str | None:
+        age_s = self._clock() - probed_at
         return failure or (f"no response for {age_s:.0f} s" if age_s > MAX_ANSWER_AGE_S else None)
 
 

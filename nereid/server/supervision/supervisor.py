@@ -58,11 +58,11 @@ class RoundStarted(Struct, frozen=True):
 
 
 class ProbeEnded(Struct, frozen=True):
-    """Event: a probe that began at `start_s` has ended; `failure` is None on success."""
+    """Event: a probe that began at `started_at` has ended; `failure` is None on success."""
 
     probe: "Probe"
     failure: str | None
-    start_s: float
+    started_at: float
 
 
 class IndexRead(Struct, frozen=True):
@@ -187,8 +187,8 @@ class KnownStubs:
         }
         return [
             self._known[process]
-            for process, since_s in self._zombies.items()
-            if now_s - since_s >= DEAD_AFTER_S and not self._is_replaced(self._known[process])
+            for process, since in self._zombies.items()
+            if now_s - since >= DEAD_AFTER_S and not self._is_replaced(self._known[process])
         ]
 
     def find_active(self, instance: str) -> list[Stub]:
@@ -205,11 +205,11 @@ class KnownStubs:
         stubs = [self._known[process] for process in processes if process in self._known]
         return [stub for stub in stubs if not self._is_replaced(stub)]
 
-    def find_versions(self, model: str, versions: Collection[int]) -> list[Stub]:
+    def stubs_of_versions(self, model: str, versions: Collection[int]) -> list[Stub]:
         """Return all stubs of some versions of a model, dead ones included."""
-        return [stub for stub in self.find_model(model) if stub.version in versions]
+        return [stub for stub in self.stubs_of_model(model) if stub.version in versions]
 
-    def find_model(self, model: str) -> list[Stub]:
+    def stubs_of_model(self, model: str) -> list[Stub]:
         """Return all stubs of a model, dead ones included."""
         return [stub for stub in self._known.values() if stub.model == model]
 
@@ -255,18 +255,18 @@ class ProcessesToKill:
     """
 
     def __init__(self) -> None:
-        self.due_s: dict[Process, float] = {}
+        self.due_at: dict[Process, float] = {}
 
     def add(self, processes: Collection[Process], now_s: float) -> None:
         """Add processes that a repair has replaced."""
-        self.due_s |= dict.fromkeys(processes, now_s + KILL_AFTER_S)
+        self.due_at |= dict.fromkeys(processes, now_s + KILL_AFTER_S)
 
     def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
         """Forget the processes without a state; return those to kill, and the number of zombies."""
-        self.due_s = {process: due_s for process, due_s in self.due_s.items() if process in states}
-        running = {process: due_s for process, due_s in self.due_s.items() if states[process] != ZOMBIE}
-        late = [process for process, due_s in running.items() if due_s < now_s]
-        return late, len(self.due_s) - len(running)
+        self.due_at = {process: due_at for process, due_at in self.due_at.items() if process in states}
+        running = {process: due_at for process, due_at in self.due_at.items() if states[process] != ZOMBIE}
+        late = [process for process, due_at in running.items() if due_at < now_s]
+        return late, len(self.due_at) - len(running)
 
 
 class ReplacedProcesses:
@@ -293,8 +293,8 @@ class ReplacedProcesses:
         self._since = {process: about for process, about in self._since.items() if process in states}
         stuck = {
             model
-            for process, (model, since_s) in self._since.items()
-            if states[process] == ZOMBIE and now_s - since_s > KILL_AFTER_S
+            for process, (model, since) in self._since.items()
+            if states[process] == ZOMBIE and now_s - since > KILL_AFTER_S
         }
         return [process for process, (model, _) in self._since.items() if model in stuck]
 
@@ -322,8 +322,8 @@ class _RepairHistory:
 
     back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, RESET_AFTER_S))
     # When its processes were last replaced, by a repair or a change of their number.
-    renewed_s: float = float("-inf")
-    not_before_s: float = float("-inf")
+    renewed_at: float = float("-inf")
+    not_before: float = float("-inf")
     # The processes before the last repair that Triton accepted.
     former: list[Process] = field(default_factory=list)
 
@@ -333,7 +333,7 @@ class _Repair:
     """The running repair; only one runs at a time."""
 
     order: Reload
-    start_s: float
+    started_at: float
     old: list[Process]
     pause_s: float
 
@@ -362,16 +362,16 @@ class Supervisor:
     @property
     def processes(self) -> set[Process]:
         """The processes whose states the next `ProcessesSeen` needs."""
-        return {*self._stubs.processes, *self._to_kill.due_s}
+        return {*self._stubs.processes, *self._to_kill.due_at}
 
     def processes_of(self, model: str) -> list[Process]:
         """Return the processes of a model, without those that a change of its instances has replaced."""
-        processes = [stub.process for stub in self._stubs.find_model(model)]
+        processes = [stub.process for stub in self._stubs.stubs_of_model(model)]
         return [process for process in processes if process not in self._replaced]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
         """Return whether only instances are left that a stopping server never ends."""
-        left_over = self._to_kill.due_s.keys()
+        left_over = self._to_kill.due_at.keys()
         return bool(left_over) and all(stub.process in left_over for stub in living)
 
     def step(self, event: Event, now_s: float) -> Commands:
@@ -409,19 +409,20 @@ class Supervisor:
         }
         self._failed = [stub for stub in self._stubs.filter_active(self._reported) if self._is_served(stub)]
         stuck = self._replaced.update(states, now_s)
-        self._to_kill.add([process for process in stuck if process not in self._to_kill.due_s], now_s)
+        self._to_kill.add([process for process in stuck if process not in self._to_kill.due_at], now_s)
         late, count = self._to_kill.update(states, now_s)
         commands: Commands = [Kill(process) for process in late]
         if dead and not has_found:  # a new stub may have taken its place meanwhile
             return [*commands, FindStubs()]
         self._dead = dead
-        count += sum(stub.process not in self._to_kill.due_s for stub in dead)  # a repair would not free them
+        # A repair would not free them.
+        count += sum(stub.process not in self._to_kill.due_at for stub in dead)
         if count >= MAX_DEAD_PROCESSES:
             commands += self._end(f"{count} dead instances still occupy its threads and memory")
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
         self._stopped = self._stubs.instances(
             stopped
-            - self._to_kill.due_s.keys()
+            - self._to_kill.due_at.keys()
             - {process for process in stopped if process in self._replaced}
         )
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
@@ -451,38 +452,38 @@ class Supervisor:
         return commands
 
     def _instances(self, model: str) -> int:
-        stubs = self._stubs.find_versions(model, (self.ready or {}).get(model, ()))
+        stubs = self._stubs.stubs_of_versions(model, (self.ready or {}).get(model, ()))
         return min(MAX_PROBES, len({stub.instance for stub in stubs}))
 
     def _end_probe(self, event: ProbeEnded, now_s: float) -> Commands:
         probe, instance = event.probe, read_unhealthy_instance(event.failure or "")
-        if instance and self._is_news(instance, event.start_s):
+        if instance and self._is_news(instance, event.started_at):
             is_dead = self._strikes.add(instance, now_s, is_stopped=instance in self._stopped)
             if not is_dead and probe.attempt < MAX_ATTEMPTS:
                 return [Probe(probe.model, probe.number, probe.attempt + 1)]
         if event.failure and not instance:
-            self._blame_stopped(probe.model, event.start_s, now_s)
+            self._blame_stopped(probe.model, event.started_at, now_s)
         self._pending.pop(probe.number, None)
         return []
 
-    def _blame_stopped(self, model: str, start_s: float, now_s: float) -> None:
+    def _blame_stopped(self, model: str, started_at: float, now_s: float) -> None:
         """Blame a model's stopped processes for a failed probe: Triton may hang on them and name none."""
         for instance in self._stopped:
-            if model_of(instance) == model and self._is_news(instance, start_s):
+            if model_of(instance) == model and self._is_news(instance, started_at):
                 self._strikes.add(instance, now_s, is_stopped=True)
 
-    def _is_news(self, instance: str, start_s: float) -> bool:
+    def _is_news(self, instance: str, started_at: float) -> bool:
         """Return whether a failure is new: neither known nor older than the last repair."""
         model = model_of(instance)
         is_in_repair = self._repair is not None and self._repair.order.model == model
         is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
-        return not is_known and start_s >= self._of(model).renewed_s
+        return not is_known and started_at >= self._of(model).renewed_at
 
     def _seek_repair(self, now_s: float) -> Commands:
         models = {stub.model for stub in (*self._dead, *self._failed)} | {
             model_of(instance) for instance in self._strikes.dead
         }
-        is_due = any(now_s >= self._of(model).not_before_s for model in models)
+        is_due = any(now_s >= self._of(model).not_before for model in models)
         if self._is_repairing or self._has_ended or not is_due:
             return []
         self._is_repairing = True
@@ -493,7 +494,7 @@ class Supervisor:
         for cause, stubs in ((PID, self._dead), (DEVICE, self._failed)):
             for model in {stub.model for stub in stubs}:
                 versions = {stub.version for stub in stubs if stub.model == model} & ready.get(model, set())
-                if not versions or now_s < self._of(model).not_before_s:
+                if not versions or now_s < self._of(model).not_before:
                     continue
                 former = self._of(model).former
                 if all(stub.process in former for stub in stubs if stub.model == model) and (
@@ -504,7 +505,7 @@ class Supervisor:
         for instance in list(self._strikes.dead):
             in_use = self._stubs.find_active(instance)
             model = in_use[0].model if in_use else model_of(instance)
-            if now_s < self._of(model).not_before_s:
+            if now_s < self._of(model).not_before:
                 continue
             self._strikes.clear(instance)
             served = ready.get(model, set())
@@ -518,7 +519,7 @@ class Supervisor:
 
     def _mark_former_replaced(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up the processes before the last repair, if others run; report another number of instances."""
-        former, in_use = self._of(model).former, self._stubs.find_versions(model, versions)
+        former, in_use = self._of(model).former, self._stubs.stubs_of_versions(model, versions)
         replaced = [stub for stub in in_use if stub.process in former and stub.process not in self._replaced]
         old = {stub.instance_key for stub in replaced}
         new = {stub.instance_key for stub in in_use if stub.process not in former}
@@ -531,7 +532,7 @@ class Supervisor:
 
     def _order(self, reload: Reload, now_s: float) -> Commands:
         model = self._of(reload.model)
-        old = [stub.process for stub in self._stubs.find_versions(reload.model, reload.versions)]
+        old = [stub.process for stub in self._stubs.stubs_of_versions(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
             self._to_kill.add(old, now_s)
             return self._end(f"a stub of '{reload.model}' died, and this mode does not allow loading models")
@@ -545,7 +546,7 @@ class Supervisor:
         order = repair.order
         pause_s = repair.pause_s if event.refusal else min(repair.pause_s, MAX_ACCEPTED_S)
         named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
-        took_s = now_s - repair.start_s
+        took_s = now_s - repair.started_at
         trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
         detection = "" if order.cause == DEVICE else f" (found by {order.cause})"
         text = f"{named} had {trouble}{detection}: loaded again in {took_s:.1f} s"
@@ -554,7 +555,7 @@ class Supervisor:
         elif pause_s > REPAIR_DELAYS_S[0]:
             text += f"; it was repaired recently, so the next repair waits for {pause_s:g} s"
         wait_s = max(pause_s, POLL_MODE_DELAY_S) if self._mode == "poll" else pause_s
-        self._of(order.model).not_before_s = now_s + wait_s
+        self._of(order.model).not_before = now_s + wait_s
         self._close_repair(now_s, is_refused=bool(event.refusal))
         if event.refusal:
             return [Log(text)]
@@ -571,7 +572,7 @@ class Supervisor:
             return
         model = repair.order.model
         # The pause itself is not calm time: a repair after the longest pause does not start with the first.
-        self._of(model).back_off.record_start(max(now_s, self._of(model).not_before_s))
+        self._of(model).back_off.record_start(max(now_s, self._of(model).not_before))
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.
@@ -579,7 +580,7 @@ class Supervisor:
 
     def _renewed(self, model: str, now_s: float) -> None:
         """Forget what is known about the former processes of a model."""
-        self._of(model).renewed_s = now_s
+        self._of(model).renewed_at = now_s
         # Probes of old instances may run until they time out.
         self._pending = {number: of for number, of in self._pending.items() if of != model}
         for instance in [*self._strikes.dead]:

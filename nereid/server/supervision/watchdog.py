@@ -104,8 +104,8 @@ class _ProbedModel:
     """The requests and probes of one model."""
 
     counts: RequestCounts = RequestCounts()
-    answered_s: float = -inf
-    probed_s: float = -inf
+    answered_at: float = -inf
+    probed_at: float = -inf
     is_suspect: bool = True
     has_failed_probe: bool = False
 
@@ -117,16 +117,17 @@ class _ProbedModel:
         if counts.failed > before.failed:
             self.is_suspect = True
         elif counts.succeeded > before.succeeded:
-            self.is_suspect, self.answered_s = False, now_s
+            self.is_suspect, self.answered_at = False, now_s
             return not self.has_failed_probe
         return False
 
-    def due_s(self) -> float:
+    def due_at(self) -> float:
         """Return the time of the next probe."""
         if self.is_urgent:
             return -inf
         return min(
-            max(self.answered_s, self.probed_s) + IDLE_PROBE_INTERVAL_S, self.probed_s + BUSY_PROBE_INTERVAL_S
+            max(self.answered_at, self.probed_at) + IDLE_PROBE_INTERVAL_S,
+            self.probed_at + BUSY_PROBE_INTERVAL_S,
         )
 
     @property
@@ -143,7 +144,7 @@ class Activity:
 
     def poll(self, counts: Mapping[str, RequestCounts], now_s: float) -> set[str]:
         """Apply the counts of all models; return those that have answered requests since the last poll."""
-        self._models = {name: self._models.get(name) or _ProbedModel(probed_s=now_s) for name in counts}
+        self._models = {name: self._models.get(name) or _ProbedModel(probed_at=now_s) for name in counts}
         return {name for name, new in counts.items() if self._models[name].poll(new, now_s)}
 
     def take_due(self, now_s: float) -> set[str]:
@@ -152,12 +153,12 @@ class Activity:
         All models that failed or never answered are returned; of the others, only as many as keep the pace.
         A probe of a route also counts for its variant, which is then no longer due.
         """
-        due = [name for name, model in self._models.items() if model.due_s() <= now_s]
-        due.sort(key=lambda name: (self._models[name].due_s(), name))
+        due = [name for name, model in self._models.items() if model.due_at() <= now_s]
+        due.sort(key=lambda name: (self._models[name].due_at(), name))
         urgent = sum(self._models[name].is_urgent for name in due)
         taken = due[: urgent + max(1, int(len(self._models) * POLL_INTERVAL_S / IDLE_PROBE_INTERVAL_S))]
         for name in taken:
-            self._models[name].probed_s = now_s
+            self._models[name].probed_at = now_s
         return set(taken)
 
     def record_probe(self, model: str, is_success: bool) -> None:
@@ -194,7 +195,7 @@ class Watchdog:
         self._options, self._model_control = server.options, ModelControl(server_info)
         self._supervisor, self._lock = Supervisor(server.options.model_control_mode), threading.Lock()
         self._observing, self._exits = threading.RLock(), ExitWaiter()
-        self._found_s = self._changed_s = float("-inf")
+        self._found_at = self._changed_at = float("-inf")
         self._zombies: set[Process] = set()
         self._activity = Activity()
         self._ready: dict[str, set[int]] | None = None
@@ -265,9 +266,9 @@ class Watchdog:
             return OBSERVE_INTERVAL_S
         now_s = time.monotonic()
         if self._server.memory.has_changed():
-            self._changed_s = now_s
+            self._changed_at = now_s
         # A stub starts some time after its shared memory was created.
-        is_due = now_s - self._changed_s < FIND_INTERVAL_S or now_s - self._found_s >= FIND_INTERVAL_S
+        is_due = now_s - self._changed_at < FIND_INTERVAL_S or now_s - self._found_at >= FIND_INTERVAL_S
         failed = self._server.log.take_failed_devices()
         states = self._observe(find=is_due or bool(failed), failed=failed)
         zombies = {process for process, state in states.items() if state == stub_processes.ZOMBIE}
@@ -290,7 +291,7 @@ class Watchdog:
             living = self._living() if find else []
             if find:
                 self._server.memory.protect()
-                self._found_s = time.monotonic()
+                self._found_at = time.monotonic()
             with self._lock:
                 processes = self._supervisor.processes
             states = stub_processes.states({*processes, *(stub.process for stub in living)})
@@ -301,36 +302,36 @@ class Watchdog:
         return stub_processes.find(self._server.pid, self._options.repository)
 
     def _poll_models(self) -> float:
-        start_s = time.monotonic()
+        started_at = time.monotonic()
         self._probe_soon.clear()
         ready, counts = read_counts(self._server.statistics(PROBE_TIMEOUT_S))
         if ready != self._ready:  # a model's inputs change only with its versions, and reading is slow
             self._image_models, self._ready = image_models(self._options), ready
         models = [name for name in self._image_models if name in ready]
         with self._lock:
-            answered = self._activity.poll({name: counts[name] for name in models}, start_s)
-            due = self._activity.take_due(start_s)
+            answered = self._activity.poll({name: counts[name] for name in models}, started_at)
+            due = self._activity.take_due(started_at)
         server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
         if not self._is_closed.is_set():
             self._health.record_round_start(server_failure, models)
-            self._health.record_answers(answered, start_s)
+            self._health.record_answers(answered, started_at)
         if self._instances.discover(ready):
             self._adapt()
         self._handle(supervisor.RoundStarted(ready, models, due))
-        self._probe_soon.wait(max(0.0, POLL_INTERVAL_S - (time.monotonic() - start_s)))
+        self._probe_soon.wait(max(0.0, POLL_INTERVAL_S - (time.monotonic() - started_at)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
     def _probe(self, probe: supervisor.Probe) -> None:
-        start_s = time.monotonic()
+        started_at = time.monotonic()
         failure: str | None = "the probe was not sent"
         try:
             failure = self._server.probe(probe.model, PROBE_TIMEOUT_S)
         finally:
             if not self._is_closed.is_set():
-                self._health.record_probe(probe.model, failure, start_s)
+                self._health.record_probe(probe.model, failure, started_at)
             with self._lock:
                 self._activity.record_probe(probe.model, failure is None)
-            self._handle(supervisor.ProbeEnded(probe, failure, start_s))
+            self._handle(supervisor.ProbeEnded(probe, failure, started_at))
 
     def _adapt(self) -> None:
         """Start the thread that adapts numbers of instances, unless it is running."""

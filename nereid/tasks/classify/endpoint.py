@@ -135,18 +135,18 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
         image_header, cost = image_headers[position], costs[position]
-        call = ImageInference(
+        inference = ImageInference(
             request.model, PREDICTIONS, image.image, image_header, cost, headers, request.request_id, top_k
         )
         async with large if cost >= LARGE_COST else nullcontext(), slots:
             try:
-                prediction = await run(gateway, request, call)
+                prediction = await run(gateway, request, inference)
             except Exception as error:
                 failures.append(_as_failure(error))
                 return FailedResult(name, failures[-1].reason)
         remember(gateway, request, prediction, name)
         return Result(
-            name, *source_of(prediction), scores(prediction), timings(request, received_s, call.stages_s)
+            name, *source_of(prediction), scores(prediction), timings(request, received_s, inference.stages_s)
         )
 
     with CancelOnDisconnect(request):
@@ -206,13 +206,13 @@ def remember(
     if prediction.labels:
         best, name = prediction.labels[0], _name(request.key_id, request.request_id, image)
         variant = gateway.metrics.variant_label(prediction.variant)
-        gateway.recent_answers.remember(name, request.model.name, variant, best.index, best.name)
+        gateway.recent_predictions.remember(name, request.model.name, variant, best.index, best.name)
 
 
 async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Compare an answer to the same key with the true class, and count the result once."""
     body = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, Feedback)
-    rated = gateway.recent_answers.rate(_name(request.key_id, body.request_id, body.image), body.label)
+    rated = gateway.recent_predictions.rate(_name(request.key_id, body.request_id, body.image), body.label)
     if rated is None:
         raise Failure(
             "unknown_request",

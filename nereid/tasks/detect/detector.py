@@ -13,7 +13,7 @@ from nereid.base.units import split_lines
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
 from nereid.tasks.detect.layouts import InputSize, NetworkOutput
 from nereid.tasks.detect.outputs import iou, match
-from nereid.vision.imaging.decode import Limits, read_upright_size
+from nereid.vision.imaging.decode import ImageLimits, read_upright_size
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.imaging.transform import Placement, Transform
 
@@ -96,7 +96,7 @@ class ObjectFinder:
 
     head: Head
     transform: Transform
-    limits: Limits
+    limits: ImageLimits
     labels: Sequence[str] = ()
     score_threshold: float = 0.25
     iou_threshold: float = 0.45

@@ -8,7 +8,7 @@ from nereid.tasks.task import AS_MODELS, CommandTexts, Task, TaskBackend
 
 # Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as in other
 # tasks: the network that is published again.
-PARTS = ("detect", "direction", "network")
+READER_PARTS = ("detect", "direction", "network")
 # A process that reads text keeps the activations of its largest image. Measured by hand as PSS of both
 # processes of `read_text_v1` in profile `cpu` (AMD EPYC, 2026-11-26), after 40 waybills of `tests.waybills`
 # of 0.15 to 0.95 megapixels: 542 and 517 MB one at a time, 681 and 607 MB with 8 in flight. After an image
@@ -24,7 +24,7 @@ READ = Task(
     path="/v1/read",
     repository=TEXT_REPOSITORY,
     fix=f"nereid serve --task read, then here --repository '{TEXT_REPOSITORY}'",
-    backend=TaskBackend("text_reader", PARTS, AS_MODELS, READER_BYTES),
+    backend=TaskBackend("text_reader", READER_PARTS, AS_MODELS, READER_BYTES),
     sample=PARCEL_LABEL,
     command=CommandTexts(
         help="Read the text of images and PDF files on a running server, and the fields of documents.",

@@ -33,7 +33,7 @@ from nereid.base.contract import (
     TEXT,
 )
 from nereid.base.errors import InvalidConfig, Overloaded, ServingError, from_exception
-from nereid.tasks.read import PARTS
+from nereid.tasks.read import READER_PARTS
 from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import read_specification
@@ -45,7 +45,7 @@ from nereid.tasks.read.reading_settings import (
     tensor_problems,
 )
 from nereid.tasks.read.stages import FAMILIES, PREFIX, StageTimes
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.formats.image_header import has_pages
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.inference import network_file
@@ -66,7 +66,7 @@ class ReaderMetrics(MetricReporter):
     def __init__(self, model: str, version: int) -> None:
         super().__init__(PREFIX, FAMILIES, model=model, version=str(version))
 
-    def read(self, stages_ms: Mapping[str, float], lines: int, missing: Sequence[str]) -> None:
+    def record_read(self, stages_ms: Mapping[str, float], lines: int, missing: Sequence[str]) -> None:
         """Observe the time of each stage of one image, its line count and its missing required fields."""
         self.add("lines", lines)
         for field in missing:
@@ -107,13 +107,13 @@ class ReaderModel:
             else ServedNetwork(network)
             for part, network in siblings.items()
         }
-        self._parts = [self._alone(self._networks[part]) for part in PARTS]
+        self._parts = [self._alone(self._networks[part]) for part in READER_PARTS]
         self._signals = ImageSignalReporter(config)
         readers = partial(
             TextReader,
             self._networks_in(),
             Characters.from_file(network_file.path_of(siblings["network"])),
-            Limits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px),
+            ImageLimits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px),
             settings.min_confidence,
             self._signals.sink,
             settings.max_lines,
@@ -239,7 +239,7 @@ class ReaderModel:
             self._metrics.record_rejection(error)
             return error
         if not isinstance(image, ProbeImage):
-            self._metrics.read(times.milliseconds(), len(found), missing)
+            self._metrics.record_read(times.milliseconds(), len(found), missing)
         return tensors
 
     def _fields_of(

@@ -213,11 +213,11 @@ READ = Endpoint(
     photos={PARCEL_LABEL: "rendered for Nereid"},
     media_types=(*IMAGE_MEDIA_TYPES, PDF),
     respond=_respond,
-    other_type=PDF,
+    other_media_type=PDF,
 )
 _FIELDS = Operation(
     *("GET", "/v1/fields", fields, "infer", list[DocumentField]), errors=("not_found",), is_of_model=True
 )
 WAYBILL = replace(
-    READ, summary="Read the fields of one document.", answer=WaybillAnswer, operations=(_FIELDS,)
+    READ, summary="Read the fields of one document.", response_class=WaybillAnswer, operations=(_FIELDS,)
 )

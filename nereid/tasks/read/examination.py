@@ -128,11 +128,11 @@ class LineExamination:
         """Return a function that cuts the lines out of an image, within the reader's limits."""
         try:  # here, because OpenCV is installed only where text is read
             from nereid.tasks.read.line_search import cut_lines
-            from nereid.vision.imaging.decode import Limits
+            from nereid.vision.imaging.decode import ImageLimits
         except ImportError as error:
             raise OperationFailed(f"{error}; fix: pip install 'nereid-serving[text]'") from None
         settings = self._settings
-        limits = Limits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px)
+        limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px)
         parts = (settings.parts[part] for part in ("detect", "direction"))
         detect, direction = (_opened(self._reader.sibling(*part)) for part in parts)
         return lambda encoded: cut_lines(encoded, detect, direction, limits)

@@ -65,7 +65,7 @@ def _reader_problems(profile: Profile, name: str) -> Iterator[str]:
 
 
 DETECT, DIRECTION = "text_detect", "text_direction"
-PARTS = {DETECT: "detect", DIRECTION: "direction"}
+PART_BY_MODEL = {DETECT: "detect", DIRECTION: "direction"}
 NETWORK, PINNED, ROUTE = "text_recognise", "read_text_v1", "read_text"
 COMMENT = "# Lines of text in; the best characters of each step, and their probabilities, out.\n"
 # Datatypes and ranks of the outputs of a recogniser that returns only the best, or the two best characters.
@@ -164,12 +164,12 @@ class TextLineInput:
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
         """Copy the models that find text; for an examination, only if the repository has them."""
-        if public in PARTS:
+        if public in PART_BY_MODEL:
             raise WrongUsage(
                 f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
             )
         versions = {}
-        for name in PARTS:
+        for name in PART_BY_MODEL:
             is_shared = (repository / name).exists()
             source = (repository if is_shared else TEXT_REPOSITORY) / name
             if is_shared and (problem := next(_problems(source), "")):
@@ -267,6 +267,6 @@ def _newest(folder: Path) -> int:
 
 def _problems(folder: Path) -> Iterator[str]:
     try:
-        yield from tensor_problems(PARTS[folder.name], ModelConfig.from_file(folder, _newest(folder)))
+        yield from tensor_problems(PART_BY_MODEL[folder.name], ModelConfig.from_file(folder, _newest(folder)))
     except InvalidConfig as error:
         yield str(error)

@@ -10,7 +10,7 @@ from nereid.base.errors import InvalidImage
 from nereid.base.units import format_bytes
 from nereid.tasks.read import pdf
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage, Limits, open_image, pages_of
+from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage, ImageLimits, open_image, pages_of
 from nereid.vision.imaging.formats.image_header import is_pdf
 from nereid.vision.imaging.transform import TURNS, Turn
 
@@ -40,7 +40,7 @@ class UprightDecoder:
     Without `max_pages`, it opens only images, and only the first page of each.
     """
 
-    def __init__(self, limits: Limits, max_pages: int = 0) -> None:
+    def __init__(self, limits: ImageLimits, max_pages: int = 0) -> None:
         self._limits, self._buffers, self._max_pages = limits, Buffers(), max_pages
 
     def pages(self, encoded: bytes, times: StageTimes) -> Generator[UprightImage, None, None]:

@@ -21,7 +21,7 @@ from nereid.tasks.read.line_images import (
     turned_around,
 )
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 
 Network = Callable[[np.ndarray], np.ndarray]
 # Width of the network's input. Source: PP-OCR mobile v2.0, direction classifier (48 x 192).
@@ -135,7 +135,7 @@ def find_lines(
     )
 
 
-def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: Limits) -> list[np.ndarray]:
+def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: ImageLimits) -> list[np.ndarray]:
     """Return a file's lines in reading order, float32[1, 3, 48, W] each, as recogniser input.
 
     A line that seems upside down is returned only rotated.

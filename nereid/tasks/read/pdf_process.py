@@ -55,10 +55,10 @@ def rendered(pdf: pypdfium2.PdfDocument, max_pages: int, side_px: int) -> Iterat
 def pages_of_image(encoded: bytes, count: int) -> pypdfium2.PdfDocument:
     """Return a PDF whose pages are an image file's pages."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread reserves address space
-    from nereid.vision.imaging.decode import Limits, pages_of, upright_picture
+    from nereid.vision.imaging.decode import ImageLimits, pages_of, upright_picture
 
     # A reader has checked the image against its own limits.
-    pdf, unlimited = pypdfium2.PdfDocument.new(), Limits(*[sys.maxsize] * 3)
+    pdf, unlimited = pypdfium2.PdfDocument.new(), ImageLimits(*[sys.maxsize] * 3)
     for frame in pages_of(encoded, count):
         picture, jpeg = upright_picture(encoded, unlimited, frame), io.BytesIO()
         picture.save(jpeg, "JPEG", quality=JPEG_QUALITY)

@@ -24,7 +24,7 @@ from nereid.tasks.read.line_images import (
 from nereid.tasks.read.line_search import FoundLines, Network, find_lines, upside_down
 from nereid.tasks.read.reading_settings import DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.decode import LARGE_PIXELS, Limits
+from nereid.vision.imaging.decode import LARGE_PIXELS, ImageLimits
 from nereid.vision.imaging.image_signals import ImageMeter, Sink, size_signals
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.transform import Transform
@@ -141,7 +141,7 @@ class TextReader:
         self,
         networks: Networks,
         characters: Characters,
-        limits: Limits | None = None,
+        limits: ImageLimits | None = None,
         min_confidence: float = MIN_CONFIDENCE,
         sink: Sink | None = None,
         max_lines: int = DEFAULT_MAX_LINES,
@@ -151,7 +151,7 @@ class TextReader:
     ) -> None:
         self._max_lines, self._max_read_s = max_lines, max_read_s
         self._networks, self._characters = networks, characters
-        self._decode = UprightDecoder(limits or Limits(), max_pages)
+        self._decode = UprightDecoder(limits or ImageLimits(), max_pages)
         self._min_confidence, self._sink = min_confidence, sink
         self._reads_barcodes = reads_barcodes
         self.times: list[StageTimes] = []

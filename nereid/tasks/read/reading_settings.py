@@ -20,7 +20,7 @@ from nereid.base.contract import (
     SYMBOLOGY,
     TEXT,
 )
-from nereid.tasks.read import PARTS, READ
+from nereid.tasks.read import READ, READER_PARTS
 from nereid.tasks.task import AS_MODELS, IN_PROCESS
 
 BACKEND = READ.backend.name if READ.backend else ""
@@ -74,7 +74,7 @@ class ReadingSettings:
     @property
     def parts(self) -> dict[str, tuple[str, int]]:
         """Return the model and version of each network, by parameter name."""
-        return {part: (getattr(self, part), getattr(self, f"{part}_version")) for part in PARTS}
+        return {part: (getattr(self, part), getattr(self, f"{part}_version")) for part in READER_PARTS}
 
     @property
     def network_overrides(self) -> dict[str, str]:
@@ -152,7 +152,7 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
     """Yield a network's tensors that do not suit a reader.
 
     Args:
-        part: one of PARTS.
+        part: one of READER_PARTS.
     """
     input_tensor, output_tensors = TENSORS[part]
     if len(network.outputs) == MIN_OUTPUTS.get(part):

@@ -73,7 +73,7 @@ BLACK_IS_ZERO = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ImageLimits:
     """Limits on an image, checked before any pixel is decoded."""
 
     max_image_bytes: int = MAX_IMAGE_BYTES
@@ -141,7 +141,7 @@ class EncodedImage:
 
 
 def open_image(
-    encoded: bytes, limits: Limits, is_header_enough: bool = False, frame: int = 0
+    encoded: bytes, limits: ImageLimits, is_header_enough: bool = False, frame: int = 0
 ) -> EncodedImage:
     """Read the header of an image file.
 
@@ -189,7 +189,7 @@ def pages_of(encoded: bytes, max_pages: int) -> list[int]:
     raise InvalidImage(f"expected a TIFF of at most {limit}, got more")
 
 
-def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Image:
+def upright_picture(encoded: bytes, limits: ImageLimits, frame: int = 0) -> Image.Image:
     """Return the upright pixels of an image file at full size, RGB on white.
 
     Raises:
@@ -201,7 +201,9 @@ def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Ima
     return ImageOps.exif_transpose(picture)
 
 
-def read_upright_size(encoded: bytes, limits: Limits, applies_orientation: bool = True) -> tuple[int, int]:
+def read_upright_size(
+    encoded: bytes, limits: ImageLimits, applies_orientation: bool = True
+) -> tuple[int, int]:
     """Return an image's width and height in pixels, reading only its header.
 
     Args:
@@ -219,7 +221,7 @@ def read_upright_size(encoded: bytes, limits: Limits, applies_orientation: bool 
     )
 
 
-def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:
+def _open_jpeg(encoded: bytes, limits: ImageLimits) -> EncodedImage:
     exif = _walk_jpeg(encoded)
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded, strict=False)
@@ -300,7 +302,7 @@ def _damaged(image: EncodedImage, error: object) -> InvalidImage:
 
 
 def _open_other(
-    encoded: bytes, limits: Limits, unknown: str, is_header_enough: bool = False, frame: int = 0
+    encoded: bytes, limits: ImageLimits, unknown: str, is_header_enough: bool = False, frame: int = 0
 ) -> EncodedImage:
     """Read a header with Pillow; `unknown` is the error message for an unknown format."""
     if encoded.startswith(png.MAGIC):
@@ -364,7 +366,7 @@ def _from_16_bit(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
     return rgb
 
 
-def _check_size(width: int, height: int, limits: Limits) -> None:
+def _check_size(width: int, height: int, limits: ImageLimits) -> None:
     if width * height > limits.max_image_pixels:
         raise InvalidImage(f"expected at most {limits.max_image_pixels} pixels, got {width} x {height}")
     if max(width, height) > limits.max_image_side_px:

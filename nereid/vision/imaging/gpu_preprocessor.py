@@ -22,7 +22,7 @@ from nereid.base.errors import (
     find_device_failure,
     from_exception,
 )
-from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, EncodedImage, ImageLimits, open_image
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.kernel import (
     BLOCK_XY,
@@ -107,7 +107,7 @@ class GpuPreprocessor:
     def __init__(
         self,
         transform: Transform,
-        limits: Limits,
+        limits: ImageLimits,
         max_batch_size: int,
         device_id: int,
         memory_limit_bytes: int = 0,

@@ -7,7 +7,7 @@ from typing import Any
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.transform import DATATYPES, Transform
 
 PRESETS: dict[str, dict[str, str]] = {
@@ -70,7 +70,7 @@ class Resources:
 
 # Parameters of a `preprocess` model. Its output determines the transform's other fields.
 PARAMETERS = {
-    field.name for field in (*fields(Transform), *fields(Limits), *fields(Resources), *fields(Shorthand))
+    field.name for field in (*fields(Transform), *fields(ImageLimits), *fields(Resources), *fields(Shorthand))
 }
 PARAMETERS -= {"height_px", "width_px", "datatype"}
 
@@ -80,7 +80,7 @@ class PreprocessSettings:
     """Parameters of a `preprocess` model, as fields of these classes; its output sets the other fields."""
 
     transform: Transform
-    limits: Limits
+    limits: ImageLimits
     resources: Resources
     shorthand: Shorthand
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from nereid.base.errors import InvalidImage, ServingError, from_exception
 from nereid.base.processes import return_memory
-from nereid.vision.imaging.decode import LARGE_PIXELS, Buffers, EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import LARGE_PIXELS, Buffers, EncodedImage, ImageLimits, open_image
 from nereid.vision.imaging.image_signals import ImageMeter, Sink
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -79,7 +79,7 @@ class CpuPreprocessor:
     def __init__(
         self,
         transform: Transform,
-        limits: Limits,
+        limits: ImageLimits,
         max_batch_size: int,
         threads: int = 1,
         sink: Sink | None = None,

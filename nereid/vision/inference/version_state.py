@@ -29,7 +29,7 @@ def digest(path: Path, *parts: str) -> str:
 
 
 def remove_old(parent: Path, suffix: str = "") -> None:
-    """Remove the folders in `parent` unopened for `MAX_UNUSED_AGE_S`, and those with this suffix.
+    """Remove folders in `parent`: those that no instance has opened for long, and those with this suffix.
 
     Raises:
         OSError: a folder cannot be removed.

@@ -255,7 +255,7 @@ def try_network(path: Path) -> NetworkTrial | None:
         return None
 
 
-def answer(path: str, write: isolated_child.Write) -> None:
+def handle_request(path: str, write: isolated_child.Write) -> None:
     """Run the network, and write the results."""
     write("trial", asdict(run(Path(path))))
 

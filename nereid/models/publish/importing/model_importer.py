@@ -13,7 +13,7 @@ from nereid.models.publish.importing.graph_edits import Activation
 from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
 from nereid.models.publish.importing.serving_settings import ServingSettings
 from nereid.models.publish.staged_version import Description
-from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks import DEFAULT_TASK, TASKS
 from nereid.vision.inference.signature import Signature
 
 # Results of Ultralytics' other tasks. Read as boxes, they would be silently wrong.
@@ -23,7 +23,7 @@ FLAT = "flat_predictions"
 
 
 class InputKind(Protocol):
-    """What a row of a network's input is; `nereid.models.publish.importing.serving_settings.Images` is one.
+    """What a row of an input is: `nereid.models.publish.importing.serving_settings.ImageInput` is one.
 
     Attributes:
         unit: a row in words, such as `image`.
@@ -185,4 +185,4 @@ def choose_importer(name: str, facts: NetworkFacts, size: Size) -> ModelImporter
             "fix: --task, if its outputs are those of that task"
         )
     recognising = (importer for importer in importers().values() if importer.recognises(facts, size))
-    return next(recognising, importers()[DEFAULT.name])
+    return next(recognising, importers()[DEFAULT_TASK.name])

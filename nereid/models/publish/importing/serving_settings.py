@@ -12,7 +12,7 @@ from nereid.models.publish.importing.network_facts import ANY_SIZE, ExporterSett
 from nereid.models.publish.staged_version import Description
 from nereid.repository.onnx_file import describe
 from nereid.repository.repository_index import check_label_names
-from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
@@ -21,7 +21,7 @@ CHANNELS = 3
 # The presets' `resize_shorter_px` assumes this side, and is scaled in proportion for others.
 USUAL_SIDE_PX = 224
 # Larger images are not decoded, either.
-MAX_SIDE_PX = Limits().max_image_side_px
+MAX_SIDE_PX = ImageLimits().max_image_side_px
 NORMALISATION = ("preset", "mean", "std", "scale")
 # Python, NumPy and ONNX Runtime in a process without a network. Source: docs/architecture.md.
 PROCESS_BYTES = 45 * 2**20
