@@ -387,7 +387,7 @@ def test_failure_of_the_examiner_is_not_a_rejection(
 
 
 def test_child_does_not_get_the_key_of_a_client(tmp_path, monkeypatch):
-    program = "import os\n\n\ndef answer(request, write):\n    write('names', sorted(os.environ))\n"
+    program = "import os\n\n\ndef handle_request(request, write):\n    write('names', sorted(os.environ))\n"
     (tmp_path / "shows_environment.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("NEREID_KEY", "secret")
