@@ -330,7 +330,8 @@ def test_plan_measures_the_traffic(rollout):
 
     assert [need.step for need in busy] == ["shadow", "25 %", "100 %"]
     assert all(need.requests >= 50 and need.seconds >= 5 for need in busy)
-    assert (busy[1].limited_by, {need.seconds for need in forecast(rollout, plan, 0)}) == ("error", {float("inf")})
+    idle = forecast(rollout, plan, 0)
+    assert (busy[1].limited_by, {need.seconds for need in idle}) == ("error", {float("inf")})
 
 
 def forecast(rollout, plan, requests: int):
