@@ -88,10 +88,7 @@ def test_unused_connection_is_kept_for_a_load_balancer(tmp_path):
 def test_costly_files_of_one_key_leave_the_others_in_service(
     server, model, path, costly, photo, count, request, tmp_path, nereid_key
 ):
-    """Small files that take seconds on many connections: every request of another key is answered.
-
-    Where one such file alone exceeds the route's deadline of 10 s, a request that waits for it may, too.
-    """
+    """Small files that take seconds on many connections: every request of another key is answered."""
     hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))
     serving, over = request.getfixturevalue(server), threading.Event()
     serving = serving["cpu"] if server == "both_profiles" else serving
@@ -118,10 +115,8 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
             over.set()
         refused = set().union(*(future.result() for future in flooding))
 
-    late = [answer for status, answer in answers if status == 504]
-    assert [answer for status, answer in answers if status not in (200, 504)] == []
-    assert len(late) <= len(answers) // 10 if 504 in refused else late == []
-    assert {answer["variant"] for status, answer in answers if status == 200} <= {"v1", "v2"}
+    assert [answer for status, answer in answers if status != 200] == []
+    assert {answer["variant"] for _, answer in answers} <= {"v1", "v2"}
     assert refused <= {200, 400, 429, 504}
 
 
