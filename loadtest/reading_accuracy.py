@@ -135,7 +135,7 @@ class Readings:
         if isinstance(lines, ServingError):
             raise lines
         texts = [(line.text, line.confidence, line.box.tolist(), line.others) for line in lines]
-        return texts, [(barcode.text, barcode.box.tolist()) for barcode in self._reader.barcodes[0]]
+        return texts, [(barcode.text, barcode.box.tolist()) for barcode in self._reader.files[0].barcodes]
 
     def _theirs(self, encoded: bytes) -> tuple[list[Any], list[Any]]:
         lines: Any = self._engine()(encoded)

@@ -71,7 +71,7 @@ class Ours:
 
     def stages(self) -> dict[str, float]:
         """Return the milliseconds of the stages of the last image."""
-        return self._reader.times[-1].milliseconds()
+        return self._reader.files[-1].times.milliseconds()
 
 
 class Theirs:

@@ -1,10 +1,10 @@
 """CPU time and memory of a process tree."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from nereid.server.supervision import process_usage
 
 MB = 1e6
 
@@ -17,12 +17,12 @@ def tree(pid: int) -> list[psutil.Process]:
 
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds, user and system, of the tree so far."""
-    return float(sum(times.user + times.system for times in _each(pid, "cpu_times")))
+    return sum(process.cpu_s for process in process_usage.tree({pid}))
 
 
 def memory_bytes(pid: int) -> int:
     """Return the memory (PSS) of the tree."""
-    return int(sum(memory.pss for memory in _each(pid, "memory_full_info")))
+    return sum(process.memory_bytes for process in process_usage.read_tree(pid, ""))
 
 
 def own_bytes(pid: int) -> int:
@@ -32,9 +32,3 @@ def own_bytes(pid: int) -> int:
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-
-
-def _each(pid: int, method: str) -> Iterator:
-    for process in tree(pid):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended, or is a zombie
-            yield getattr(process, method)()

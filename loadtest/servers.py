@@ -87,7 +87,7 @@ def supervised(
     """
     environment = {**environment, "XDG_RUNTIME_DIR": str(folder)}
     command = ["serve", "--repository", str(repository), *ANY_PORTS, *words]
-    with (folder / "log").open("w") as log, _started(command, environment, log) as (pid, _):
+    with (folder / "log").open("w") as log, started(command, environment, log) as (pid, _):
         try:
             yield Supervised(pid, environment, repository)
         except BaseException:
@@ -103,12 +103,12 @@ def gateway(http_port: int) -> Iterator[tuple[int, int]]:
         SystemExit: the gateway does not start.
     """
     words = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0", "--workers", "1"]
-    with _started(words) as (pid, document):
+    with started(words) as (pid, document):
         yield pid, document["http"]
 
 
 @contextlib.contextmanager
-def _started(
+def started(
     words: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[str] | None = None
 ) -> Iterator[tuple[int, Any]]:
     """Run a command of `nereid` that prints one line of JSON when it is ready; gives its pid and the JSON.

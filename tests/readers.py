@@ -8,8 +8,9 @@ import onnxruntime
 from PIL import Image, ImageDraw, ImageFont
 
 from nereid.base.assets import TEXT_REPOSITORY
-from nereid.tasks.read.characters import Characters
-from nereid.tasks.read.reader import Networks, TextReader
+from nereid.base.errors import ServingError
+from nereid.tasks.read.characters import Characters, RecognisedLine
+from nereid.tasks.read.reader import Networks, ReadFile, TextReader
 from nereid.vision.imaging.decode import ImageLimits
 from tests.pictures import save
 
@@ -36,8 +37,20 @@ def networks(threads: int = 1) -> Networks:
     )
 
 
-def reader(limits: ImageLimits | None = None, other: Networks | None = None, **options: Any) -> TextReader:
-    return TextReader(other or networks(), Characters.from_file(RECOGNISER), limits, **options)
+class LineReader:
+    """A reader that returns only each image's lines or its error; `files` is the whole last batch."""
+
+    def __init__(self, inner: TextReader) -> None:
+        self._inner = inner
+        self.files: list[ReadFile] = []
+
+    def read(self, *arguments: Any) -> list[list[RecognisedLine] | ServingError]:
+        self.files = self._inner.read(*arguments)
+        return [file.error or file.lines for file in self.files]
+
+
+def reader(limits: ImageLimits | None = None, other: Networks | None = None, **options: Any) -> LineReader:
+    return LineReader(TextReader(other or networks(), Characters.from_file(RECOGNISER), limits, **options))
 
 
 def page(lines: Sequence[str] = LINES, size_px: int = 32, width: int = 640) -> Image.Image:

@@ -1,7 +1,6 @@
 """Bundle for machines without a network, built by `make offline`: wheels in parts, sums, the installer."""
 
 import argparse
-import hashlib
 import io
 import re
 import shutil
@@ -19,7 +18,8 @@ from pip._vendor.packaging.requirements import Requirement
 from nereid.base.assets import CHECKOUT
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes
-from tools.wheel_closure import Wheel, close, read_wheel, read_wheels, target_environment
+from nereid.repository import checksums
+from tools.wheel_closure import Wheel, brackets, close, read_wheel, read_wheels, target_environment
 
 INSTALLER = CHECKOUT / "deploy" / "install-offline.sh"
 CONSTRAINTS = CHECKOUT / "deploy" / "constraints.txt"
@@ -159,11 +159,6 @@ def download(requirements: Sequence[str], python: str, folder: Path) -> None:
     run_pip("download", *target, "--constraint", CONSTRAINTS, "--dest", folder, *requirements)
 
 
-def brackets(extras: Sequence[str]) -> str:
-    """Return extras as they follow the name of a package."""
-    return f"[{','.join(extras)}]" if extras else ""
-
-
 def collect(
     own_wheel: Wheel,
     extras: Sequence[str],
@@ -217,7 +212,7 @@ def write_bundle(
             with wheel.open("rb") as content:
                 _add(archive, wheel.name, content, wheel.stat().st_size)
     shutil.copy(INSTALLER, folder)
-    (folder / SUMS).write_text("".join(f"{_sha256(path)}  {path.name}\n" for path in parts.paths))
+    (folder / SUMS).write_text("".join(f"{checksums.digest(path)}  {path.name}\n" for path in parts.paths))
     return parts.paths
 
 
@@ -225,11 +220,6 @@ def _add(archive: tarfile.TarFile, name: str, content: io.BufferedIOBase, size: 
     member = tarfile.TarInfo(name)
     member.size = size
     archive.addfile(member, content)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def build(extras: str, python: str, part_bytes: int, folder: Path) -> None:

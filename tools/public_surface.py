@@ -8,21 +8,18 @@ Each change needs an entry in the changelog.
 import inspect
 import json
 import re
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer.main
 
 import nereid
+from loadtest import servers
+from nereid.base.assets import CHECKOUT
 from nereid.cli.main import app
-from tools.commands_page import commands
+from tools.commands_page import DOCS, commands
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 START_S = 60.0
 
 
@@ -51,21 +48,16 @@ def options() -> Iterator[str]:
         for option in command.params:
             default = None if callable(option.default) else option.default
             words = "/".join([*option.opts, *option.secondary_opts])
-            yield f"option {name} {words} {getattr(option, 'type', '')} {default}".replace(str(ROOT), "")
+            yield f"option {name} {words} {getattr(option, 'type', '')} {default}".replace(str(CHECKOUT), "")
 
 
 def operations() -> Iterator[str]:
     """Yield the operations of a started gateway, their parameters, and the fields of each schema."""
     words = ["gateway", "--url", "127.0.0.1:9", "--model", "classify", "--port", "0", "--grpc-port", "0"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "nereid", *words], stdout=subprocess.PIPE, text=True
-    ) as gateway:
-        try:
-            port = json.loads(gateway.stdout.readline() if gateway.stdout else "")["http"]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=START_S) as response:
-                document = json.load(response)
-        finally:
-            gateway.terminate()
+    with servers.started(words) as (_, ready):
+        url = f"http://127.0.0.1:{ready['http']}/openapi.json"
+        with urllib.request.urlopen(url, timeout=START_S) as response:
+            document = json.load(response)
     for path, methods in document["paths"].items():
         for method, about in methods.items():
             parameters = sorted(parameter["name"] for parameter in about.get("parameters", ()))

@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -101,8 +101,12 @@ def _required(wheel: Wheel, environment: Mapping[str, str]) -> Iterator[Requirem
 
 
 def _without_marker(requirement: Requirement) -> str:
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    return f"{requirement.name}{extras}{requirement.specifier}"
+    return f"{requirement.name}{brackets(sorted(requirement.extras))}{requirement.specifier}"
+
+
+def brackets(extras: Sequence[str]) -> str:
+    """Return extras as they follow the name of a package."""
+    return f"[{','.join(extras)}]" if extras else ""
 
 
 def _glibc_of(tag: str) -> int:

@@ -34,16 +34,11 @@ TINY_WEBP = b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + (7999 | 7999 << 14).to_byt
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The ports of a guarded server, and the key of the attacker; "" for none."""
+    """The ports of a guarded server, and the key of the attacker."""
 
     http_port: int
     grpc_port: int
-    key: str = ""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of each request."""
-        return {"X-API-Key": self.key} if self.key else {}
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ def post(front: Front, path: str, body: bytes, headers: Mapping[str, str] = {}) 
     connection = http.client.HTTPConnection("127.0.0.1", front.http_port, timeout=TIMEOUT_S)
     try:
         with suppress(BrokenPipeError, ConnectionResetError):  # the response may be there all the same
-            connection.request("POST", path, body, {**front.headers, **headers})
+            connection.request("POST", path, body, {"X-API-Key": front.key, **headers})
         response = connection.getresponse()
         response.read()
         return str(response.status)
@@ -84,7 +79,7 @@ def send_image(front: Front, make: Callable[[], bytes]) -> str:
 
 def raw(front: Front, head: bytes, *pieces: bytes) -> str:
     """Send bytes as they are; return the status of the response, or `CLOSED`."""
-    key = b"x-api-key: %b\r\n" % front.key.encode() if front.key else b""
+    key = b"x-api-key: %b\r\n" % front.key.encode()
     with socket.create_connection(("127.0.0.1", front.http_port), TIMEOUT_S) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(head.replace(b"\r\n", b"\r\nhost: 127.0.0.1\r\n" + key, 1))
@@ -99,12 +94,11 @@ def raw(front: Front, head: bytes, *pieces: bytes) -> str:
 
 def call(front: Front, name: str, message: bytes, compression: Any = None) -> str:
     """Call a method with the bytes of a message; return the status."""
-    metadata = [("x-api-key", front.key)] if front.key else []
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options) as channel:
         method = channel.unary_unary(name if name.startswith("/") else SERVICE + name)
         try:
-            method(message, timeout=TIMEOUT_S, metadata=metadata, compression=compression)
+            method(message, timeout=TIMEOUT_S, metadata=[("x-api-key", front.key)], compression=compression)
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"

@@ -243,15 +243,11 @@ def _classify(case: Case, folder: Path, repository: Path) -> None:
 
 
 def _read(case: Case, folder: Path, repository: Path) -> None:
-    times = StageTimes()
-    times.record_start(case.content)
-    UprightDecoder(ImageLimits())(case.content, times)
+    UprightDecoder(ImageLimits())(case.content, StageTimes())
 
 
 def _document(case: Case, folder: Path, repository: Path) -> None:
-    times = StageTimes()
-    times.record_start(case.content)
-    pages = UprightDecoder(ImageLimits(), 20).pages(case.content, times)
+    pages = UprightDecoder(ImageLimits(), 20).pages(case.content, StageTimes())
     sizes = tuple(PageSize(*page.size_wh) for page in pages)
     lines = (TextLine("text 文", 0.9, ((9.0, 9.0), (99.0, 9.0), (99.0, 20.0), (9.0, 20.0))),)
     try:

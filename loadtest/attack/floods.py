@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from itertools import count
 
 from h2.config import H2Configuration
@@ -34,32 +34,32 @@ STREAMS, MESSAGE_BYTES, PAUSE_S = 40, 32 * 2**20, 2.0
 BATCH, BATCHES = 200, 200
 _HEALTH = "/grpc.health.v1.Health/Check"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-Frames = Callable[[Front, int], Frame | list[Frame]]
+Frames = Callable[[int], Frame | list[Frame]]
 
 
-def headers(front: Front, name: str, key: str = "") -> list[tuple[str, str]]:
+def headers(name: str, key: str = "") -> list[tuple[str, str]]:
     """Return the headers of a call."""
     fields = {":method": "POST", ":scheme": "http", ":path": name if name.startswith("/") else SERVICE + name}
     fields |= {":authority": "127.0.0.1", "content-type": "application/grpc", "te": "trailers"}
     return [*fields.items(), *([("x-api-key", key)] if key else [])]
 
 
-def connect(front: Front, source: str) -> socket.socket:
-    """Connect from an address of this machine."""
-    connection = socket.create_connection(("127.0.0.1", front.grpc_port), PAUSE_S, (source, 0))
+def connect(front: Front) -> socket.socket:
+    """Connect to the port of gRPC."""
+    connection = socket.create_connection(("127.0.0.1", front.grpc_port), PAUSE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def messages(front: Front, name: str, key: str = "", source: str = "127.0.0.1") -> str:
+def messages(front: Front, name: str, key: str = "") -> str:
     """Send messages without end, as fast as the windows allow; return how they ended."""
     client = H2Connection(H2Configuration(header_encoding=None))
     client.initiate_connection()
     for stream in range(1, 2 * STREAMS, 2):
-        client.send_headers(stream, headers(front, name, key))
+        client.send_headers(stream, headers(name, key))
         client.send_data(stream, b"\0" + (MESSAGE_BYTES + 2**20).to_bytes(4))
     left = dict.fromkeys(range(1, 2 * STREAMS, 2), MESSAGE_BYTES)
-    with connect(front, source) as connection, suppress(TimeoutError):
+    with connect(front) as connection, suppress(TimeoutError):
         while any(left.values()):
             try:
                 connection.sendall(client.data_to_send())
@@ -81,18 +81,18 @@ def messages(front: Front, name: str, key: str = "", source: str = "127.0.0.1") 
     return ACCEPTED if 0 in left.values() else REFUSED
 
 
-def flood(front: Front, frames: Frames, piece: int = 2**16, source: str = "127.0.0.1") -> str:
+def flood(front: Front, frames: Frames, piece: int = 2**16) -> str:
     """Send frames without end, in pieces of a size; return how the connection ended."""
     numbers = count(1, 2)
 
     def batches() -> Iterator[bytes]:
         yield _PREFACE + SettingsFrame(0).serialize()
         for _ in range(BATCHES):
-            made = [frames(front, next(numbers)) for _ in range(BATCH)]
+            made = [frames(next(numbers)) for _ in range(BATCH)]
             flat = [frame for one in made for frame in (one if isinstance(one, list) else [one])]
             yield b"".join(frame.serialize() for frame in flat)
 
-    with connect(front, source) as connection:
+    with connect(front) as connection:
         with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
             for batch in batches():
                 for at in range(0, len(batch), piece):
@@ -114,45 +114,37 @@ def _end_of(received: bytes) -> str:
     return CLOSED
 
 
-def head(front: Front, stream: int, name: str = "ServerLive", key: str = "") -> Frame:
+def head(stream: int, name: str = "ServerLive", key: str = "") -> Frame:
     """Return the headers of a call, whose message does not follow."""
-    block = Encoder().encode(headers(front, name, key))
+    block = Encoder().encode(headers(name, key))
     return HeadersFrame(stream, data=block, flags=["END_HEADERS"])
 
 
-def _call(front: Front, stream: int, name: str = "ServerLive", key: str = "") -> list[Frame]:
-    return [head(front, stream, name, key), DataFrame(stream, data=bytes(5), flags=["END_STREAM"])]
+def _call(stream: int, name: str = "ServerLive", key: str = "") -> list[Frame]:
+    return [head(stream, name, key), DataFrame(stream, data=bytes(5), flags=["END_STREAM"])]
 
 
-def _reset(front: Front, stream: int, name: str = "ServerLive", key: str = "") -> list[Frame]:
-    return [head(front, stream, name, key), RstStreamFrame(stream, error_code=ErrorCodes.CANCEL)]
+def _reset(stream: int, name: str = "ServerLive") -> list[Frame]:
+    return [head(stream, name), RstStreamFrame(stream, error_code=ErrorCodes.CANCEL)]
 
 
-def _unknown(front: Front, stream: int) -> Frame:
+def _unknown(stream: int) -> Frame:
     frame = PingFrame(0, opaque_data=bytes(8))
     frame.type = 0xBE
     return frame
 
 
-def _endless_headers(front: Front, stream: int) -> Frame:
+def _endless_headers(stream: int) -> Frame:
     if stream == 1:
-        return HeadersFrame(1, data=Encoder().encode(headers(front, "ServerLive")))
+        return HeadersFrame(1, data=Encoder().encode(headers("ServerLive")))
     return ContinuationFrame(1, data=b"\0\x01a\x01b" * 1000)
 
 
-@cache
-def _long_block(front: Front) -> bytes:
-    return bytes(Encoder().encode([*headers(front, "ServerLive"), ("x-long", "a" * 2**14)]))
+def _empty_data(stream: int) -> Frame:
+    return head(1) if stream == 1 else DataFrame(1)
 
 
-def _long_headers(front: Front, stream: int) -> Frame:
-    return HeadersFrame(stream, data=_long_block(front), flags=["END_HEADERS"])
-
-
-def _empty_data(front: Front, stream: int) -> Frame:
-    return head(front, 1) if stream == 1 else DataFrame(1)
-
-
+_LONG_BLOCK = bytes(Encoder().encode([*headers("ServerLive"), ("x-long", "a" * 2**14)]))
 _MESSAGES = {
     "ServerLive": "ServerLive",
     "the health check": _HEALTH,
@@ -166,14 +158,14 @@ _FRAMES: dict[str, Frames] = {
     "calls of an unknown method": partial(_call, name="/a/b"),
     "cancelled calls": _reset,
     "cancelled calls of ModelInfer": partial(_reset, name="ModelInfer"),
-    "pings": lambda front, stream: PingFrame(0, opaque_data=bytes(8)),
-    "settings": lambda front, stream: SettingsFrame(0, settings={4: 2**16}),
-    "priorities": lambda front, stream: PriorityFrame(stream, depends_on=0),
-    "windows": lambda front, stream: WindowUpdateFrame(0, window_increment=1),
+    "pings": lambda stream: PingFrame(0, opaque_data=bytes(8)),
+    "settings": lambda stream: SettingsFrame(0, settings={4: 2**16}),
+    "priorities": lambda stream: PriorityFrame(stream, depends_on=0),
+    "windows": lambda stream: WindowUpdateFrame(0, window_increment=1),
     "frames of an unknown type": _unknown,
     "empty data": _empty_data,
     "endless headers": _endless_headers,
-    "long headers": _long_headers,
+    "long headers": lambda stream: HeadersFrame(stream, data=_LONG_BLOCK, flags=["END_HEADERS"]),
 }
 FLOODS = (
     *(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from loadtest.attack.attacks import CLOSED, INFER, SERVICE, TIMEOUT_S, Front
-from loadtest.attack.mutations import Case, Mutations
+from loadtest.attack.attacks import CLOSED, SERVICE, TIMEOUT_S, Front
+from loadtest.attack.mutations import Case, Mutations, as_request
 
 CALLERS = 16
 # Responses that blame the request, or answer it; a request may ask for a short deadline.
@@ -66,10 +66,7 @@ async def _call(method: grpc.aio.UnaryUnaryMultiCallable, case: Case) -> str:
 
 async def _post(front: Front, case: Case) -> str:
     """Send a whole request, or a JSON body, on a connection of its own; return the last status."""
-    content = case.content
-    if case.channel == "JSON":
-        head = f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(content)}\r\n\r\n"
-        content = head.encode() + content
+    content = as_request(case.content) if case.channel == "JSON" else case.content
     reader, writer = await asyncio.open_connection("127.0.0.1", front.http_port)
     try:
         async with asyncio.timeout(TIMEOUT_S):

@@ -21,9 +21,9 @@ from tests.pictures import save
 SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)
 
 
-def good_files(image: Image.Image | None = None) -> dict[str, bytes]:
-    """Return an image, or a small photo, as one file of each kind, by name."""
-    image = image or Image.open(COFFEE).resize((96, 72))
+def good_files() -> dict[str, bytes]:
+    """Return a small photo as one file of each kind, by name."""
+    image = Image.open(COFFEE).resize((96, 72))
     exif = Image.Exif()
     exif[274] = 6
     wide = Image.fromarray(np.asarray(image)[:, :, 0].astype(np.uint16) * 250)
@@ -186,9 +186,9 @@ ANY_FILE: Sequence[Change] = (flip_bits, flip_bits, truncate, splice, blank)
 MUTATIONS: Sequence[Change] = (*ANY_FILE, lie, lie)
 
 
-def mutated_files(count: int, image: Image.Image | None = None) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of that many files of an image, the same ones each time."""
-    good = good_files(image)
+def mutated_files(count: int) -> Iterator[tuple[str, bytes]]:
+    """Yield name and bytes of that many files, the same ones each time."""
+    good = good_files()
     names, files = list(good), list(good.values())
     random = np.random.default_rng(0)
     for index in range(count):

@@ -48,11 +48,14 @@ def _documents() -> list[bytes]:
     ]
 
 
+def as_request(document: bytes) -> bytes:
+    """Return a whole HTTP request with a JSON body."""
+    head = f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(document)}\r\n\r\n"
+    return head.encode() + document
+
+
 def _http_requests() -> list[bytes]:
-    requests = []
-    for document in _documents():
-        head = f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(document)}\r\n\r\n"
-        requests.append(head.encode() + document)
+    requests = [as_request(document) for document in _documents()]
     binary = json.dumps(image_input(data=None, parameters={"binary_data_size": 5})).encode()
     body = binary + b"\x01\0\0\0x"
     requests.append(

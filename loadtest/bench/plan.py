@@ -73,7 +73,7 @@ def select(paths: str | None = None, photos: str | None = None, concurrency: str
         ValueError: a name is unknown, or the selection is empty.
     """
     chosen = _choose("path", paths, PATHS), (*_choose("photo", photos, PHOTOS), TENSOR)
-    counts = tuning.concurrencies(concurrency) or CONCURRENCIES
+    counts = tuning.concurrencies(concurrency) if concurrency else CONCURRENCIES
     served = [
         cell
         for cell in _served()

@@ -9,8 +9,6 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from loadtest import record, wrk
 from loadtest.bench import limit, paths, summary
 from loadtest.bench.plan import LIMITS, Cell
@@ -59,7 +57,7 @@ def _failures_named(where: str = "") -> Iterator[None]:
         yield
     except subprocess.CalledProcessError as error:
         raise OperationFailed(f"{prefix}{error.cmd[0]} failed: {error.stderr or error}") from None
-    except (ServerError, LoadFailed, psutil.Error, OSError) as error:
+    except (ServerError, LoadFailed, OSError) as error:
         raise OperationFailed(f"{prefix}{error}") from None
 
 

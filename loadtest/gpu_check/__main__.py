@@ -10,8 +10,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,9 @@ NOT_REACHED = {"status": "not reached", "reason": "the run ended before", "resul
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run: the time limits of its sections, its time, its files, and the command of a section's process.
+    """A run: the time limits of its sections, its time, and its files.
 
-    `command` takes the name of a section and its seconds. `target` gets the results of the run. `earlier` has
-    other sections, which stay.
+    `target` gets the results of the run. `earlier` has other sections, which stay.
     """
 
     sections: Mapping[str, float]
@@ -56,22 +55,21 @@ class Plan:
     folder: Path
     target: Path
     header: Mapping[str, Any]
-    command: Callable[[str, float], list[str]]
     environment: Mapping[str, str]
-    earlier: Mapping[str, Any] = field(default_factory=dict)
+    earlier: Mapping[str, Any]
 
 
-def run(plan: Plan, show: Callable[[str], None]) -> dict[str, Any]:
+def run(plan: Plan) -> dict[str, Any]:
     """Run the sections, and write the results after each one; returns the results."""
     end_s = time.monotonic() + plan.limit_s
     sections: dict[str, Any] = {name: dict(NOT_REACHED) for name in plan.sections}
     _store(plan.target, _document(plan, sections))
     for name, limit_s in plan.sections.items():
-        show(f"{name} (at most {limit_s:.0f} s)")
+        print(f"{name} (at most {limit_s:.0f} s)", flush=True)
         section = run_section(name, plan, min(limit_s, end_s - time.monotonic()))
         sections[name] = {**section, **{key: plan.header[key] for key in ABOUT if key in plan.header}}
         _store(plan.target, _document(plan, sections))
-        show("   " + " ".join(filter(None, [section["status"], section["reason"]])))
+        print("   " + " ".join(filter(None, [section["status"], section["reason"]])), flush=True)
     return _document(plan, sections)
 
 
@@ -81,7 +79,8 @@ def run_section(name: str, plan: Plan, limit_s: float) -> dict[str, Any]:
         return {**NOT_REACHED, "reason": f"{max(0.0, limit_s):.0f} s of the run were left"}
     begin_s, file = time.monotonic(), plan.folder / f"{name}.json"
     file.unlink(missing_ok=True)
-    words = plan.command(name, limit_s - STOP_S)
+    words = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(plan.folder)]
+    words += ["--section", name, "--seconds", f"{limit_s - STOP_S:.0f}"]
     ended = processes.run(words, plan.folder / f"{name}.log", limit_s, plan.environment)
     results = _read(file)
     return {
@@ -136,14 +135,12 @@ def plan_of(args: argparse.Namespace) -> Plan:
     args.folder.mkdir(parents=True, exist_ok=True)
     target = record.RESULTS / f"{args.record}.json" if args.record else args.folder / "gpu_check.json"
     libraries = filter(None, [os.environ.get("LD_LIBRARY_PATH"), *map(str, cuda_folders())])
-    command = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(args.folder)]
     return Plan(
         sections=sections,
         limit_s=args.minutes * 60 - MARGIN_S,
         folder=args.folder,
         target=target,
         header={**begun.header, **({"commit": args.commit} if args.commit else {})},
-        command=lambda name, seconds: [*command, "--section", name, "--seconds", f"{seconds:.0f}"],
         # The CUDA libraries are those of the server. A process that is killed has written all of its log.
         environment={**os.environ, "LD_LIBRARY_PATH": ":".join(libraries), "PYTHONUNBUFFERED": "1"},
         earlier=_read(target).get("sections", {}) if args.sections else {},
@@ -177,7 +174,7 @@ def main() -> int:
         plan = plan_of(args)
     except WrongUsage as error:
         made.error(str(error))
-    document = run(plan, lambda line: print(line, flush=True))
+    document = run(plan)
     rows = claims.rows(document["sections"])
     record.show(claims.HEADINGS, ([*row.values()] for row in rows))
     print(f"results and logs: {args.folder}")

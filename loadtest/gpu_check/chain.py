@@ -39,10 +39,10 @@ WARM_UP_CALLS = 5
 MAX_CALLS = 200
 
 
-def gpu_config(model: str, version: int = 1) -> ModelConfig:
-    """Return a model's config in the profile `gpu`, for an instance on the first GPU."""
+def gpu_config(model: str) -> ModelConfig:
+    """Return the config of a model's version 1 in the profile `gpu`, for an instance on the first GPU."""
     folder = REPOSITORY / model
-    return ModelConfig.from_document(read_config(folder, PROFILE), folder, version, "GPU")
+    return ModelConfig.from_document(read_config(folder, PROFILE), folder, 1, "GPU")
 
 
 def transform() -> Transform:

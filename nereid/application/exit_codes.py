@@ -30,11 +30,6 @@ MODULES = {
 }
 
 
-def exit_code(error: Exception) -> int:
-    """Return the exit code of an error: 2 if the command itself is wrong, else 1."""
-    return WRONG_USAGE if isinstance(error, WrongUsage) else FAILED
-
-
 def reason(error: Exception) -> str:
     """Return the text that a user reads; for a system error, it includes the file name, if there is one."""
     if isinstance(error, OSError):
@@ -72,14 +67,14 @@ def exiting() -> Iterator[None]:
 
 
 def end(error: Exception) -> NoReturn:
-    """End the process with the code and the reason of an error; a reason of several lines keeps its order.
+    """End the process with the reason of an error, and code 2 if the command itself is wrong, else 1.
 
-    Details come first, so that the last line is the reason itself.
+    Further lines of a reason come first, so that the last line is the reason itself.
     """
     first, *details = (reason(error).rstrip() or type(error).__name__).split("\n")
     for line in [*details, f"error: {first}"]:
         print(line, file=sys.stderr)
-    sys.exit(exit_code(error))
+    sys.exit(WRONG_USAGE if isinstance(error, WrongUsage) else FAILED)
 
 
 class SafeStream:

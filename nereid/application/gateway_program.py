@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,21 +75,14 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
             settings = replace(settings, url=running.url("http"), traces=running.traces, sampling=sampling)
     settings = replace(settings, model=source.names()[0])
     with ExitStack() as stack:
-        announce = _announcement(run_root, options.listen.host, repository, stack)
+
+        def announce(ports: dict[str, int]) -> None:
+            print(json.dumps(ports), flush=True)
+            if repository:  # record the port of HTTP for `status` while the gateway runs
+                with suppress(ServerError, OSError):  # such as a read-only file system
+                    folder = stack.enter_context(run_dir.occupy(run_root, repository))
+                    info = run_dir.GatewayInfo(os.getpid(), options.listen.host, ports["http"])
+                    run_dir.write(folder, info)
+
         ring = open_ring(options.keys, environment)
         serving.serve(settings, options.listen, ring, source, announce, options.logs_requests)
-
-
-def _announcement(
-    run_root: Path, host: str, repository: Path | None, stack: ExitStack
-) -> Callable[[dict[str, int]], None]:
-    """Return a function that prints the ports, and records HTTP's for `status` until `stack` closes."""
-
-    def announce(ports: dict[str, int]) -> None:
-        print(json.dumps(ports), flush=True)
-        if repository:
-            with suppress(ServerError, OSError):  # such as a read-only file system
-                folder = stack.enter_context(run_dir.occupy(run_root, repository))
-                run_dir.write(folder, run_dir.GatewayInfo(os.getpid(), host, ports["http"]))
-
-    return announce

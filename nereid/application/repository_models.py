@@ -40,7 +40,6 @@ class RepositoryModels:
     """The models of a repository; its methods block.
 
     Args:
-        repository: the folder of the models.
         find: returns the running server, if one runs.
         first: models that are listed first, and offered even if they are not routes.
     """

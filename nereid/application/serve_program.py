@@ -78,7 +78,7 @@ def _jobs(repository: Path, run_root: Path) -> list[BackgroundJob]:
 
     def find() -> monitor.MonitoredServer | None:
         server_info, folder = run_dir.find(run_root, repository), run_dir.find_folder(run_root, repository)
-        return monitor.MonitoredServer(server_info, folder) if server_info and folder else None
+        return (server_info, folder) if server_info and folder else None
 
     watcher = monitor.Monitor(repository, find, server.log)
     rollouts = partial(service.run, repository, lambda: run_dir.find(run_root, repository), log=server.log)

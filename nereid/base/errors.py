@@ -202,12 +202,12 @@ def no_server(repository: object, alternative: str = "") -> OperationFailed:
 
 
 @contextlib.contextmanager
-def value_errors_as_wrong_usage() -> Iterator[None]:
-    """Turn a `ValueError` about an option into `WrongUsage`."""
+def value_errors_as_wrong_usage(prefix: str = "") -> Iterator[None]:
+    """Turn a `ValueError` about an option into `WrongUsage`, whose message starts with `prefix`."""
     try:
         yield
     except ValueError as error:
-        raise WrongUsage(str(error)) from None
+        raise WrongUsage(f"{prefix}{error}") from None
 
 
 # Source: onnxruntime 1.31, core/framework/bfc_arena.cc (the first two; the second when `gpu_mem_limit` is

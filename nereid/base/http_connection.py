@@ -153,10 +153,10 @@ class HttpConnectionPool:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._host = "localhost" if unix_path(url) else url
-        self._idle: deque[HttpConnection] = deque()
-        self._busy: set[HttpConnection] = set()
+        self.idle: deque[HttpConnection] = deque()
+        self.busy: set[HttpConnection] = set()
 
     def acquire(self) -> "AcquiredConnection":
         """Return a connection for one request; an error or cancellation closes it.
@@ -164,7 +164,7 @@ class HttpConnectionPool:
         Raises:
             OSError: the server cannot be reached.
         """
-        return AcquiredConnection(self._url, self._idle, self._busy)
+        return AcquiredConnection(self)
 
     async def request(
         self,
@@ -181,15 +181,15 @@ class HttpConnectionPool:
             HTTPException: the peer does not speak HTTP.
         """
         head, started_at = self.build_head(method, path, headers, sum(map(len, body))), time.monotonic()
-        async with AcquiredConnection(self._url, self._idle, self._busy, timeout_s) as connection:
+        async with AcquiredConnection(self, timeout_s) as connection:
             remaining_s = None if timeout_s is None else timeout_s - (time.monotonic() - started_at)
             return await connection.send([head, *filter(len, body)], remaining_s)
 
     def close(self) -> None:
         """Close all connections; requests in flight fail."""
-        for connection in (*self._idle, *self._busy):
+        for connection in (*self.idle, *self.busy):
             connection.close()
-        self._idle.clear()
+        self.idle.clear()
 
     def build_head(
         self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int
@@ -203,34 +203,25 @@ class HttpConnectionPool:
 class AcquiredConnection:
     """A connection for one request, as an asynchronous context manager."""
 
-    __slots__ = ("_busy", "_connection", "_idle", "_timeout_s", "_url")
+    __slots__ = ("_connection", "_pool", "_timeout_s")
 
-    def __init__(
-        self,
-        url: str,
-        idle: deque[HttpConnection],
-        busy: set[HttpConnection],
-        timeout_s: float | None = None,
-    ) -> None:
-        self._url, self._idle, self._busy, self._timeout_s = url, idle, busy, timeout_s
+    def __init__(self, pool: HttpConnectionPool, timeout_s: float | None = None) -> None:
+        self._pool, self._timeout_s = pool, timeout_s
 
     async def __aenter__(self) -> HttpConnection:
-        while self._idle:
-            transport = (connection := self._idle.pop())._transport
-            if transport is not None and not transport.is_closing():
+        while self._pool.idle:
+            if (connection := self._pool.idle.pop()).is_open:
                 break
         else:
             async with asyncio.timeout(self._timeout_s):
-                connection = await HttpConnection.open(self._url)
-        self._busy.add(connection)
+                connection = await HttpConnection.open(self._pool.url)
+        self._pool.busy.add(connection)
         self._connection = connection
         return connection
 
     async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        connection = self._connection
-        self._busy.discard(connection)
-        transport = connection._transport
-        if kind is None and transport is not None and not transport.is_closing():
-            self._idle.append(connection)
+        self._pool.busy.discard(self._connection)
+        if kind is None and self._connection.is_open:
+            self._pool.idle.append(self._connection)
         else:
-            connection.close()
+            self._connection.close()

@@ -1,7 +1,7 @@
 """`nereid check` and `nereid doctor`: check a model repository, and the machine."""
 
 import json
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from nereid.application.chosen_models import find_any_model
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, Repository, complete_model, environment
-from nereid.cli.tables import print_json, print_table
+from nereid.cli.tables import print_table
 
 # Keys of a finding in the JSON of `nereid doctor`; scripts depend on them.
 KEYS = ("what", "verdict", "found", "fix")
@@ -48,7 +48,7 @@ def check(
         find_any_model(repository, model)
     findings = [finding for finding in repository_check.check(repository) if model in ("", finding.model)]
     if as_json:
-        print_json(findings)
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         rows = [
             (finding.verdict, finding.model, finding.what, finding.found, finding.fix)

@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from nereid.base.assets import COFFEE
+from nereid.base.assets import COFFEE, copy_models
 from nereid.base.errors import OperationFailed, ServerError, WrongUsage
 from nereid.base.units import format_ms
 from nereid.cli import options
+from nereid.cli.tables import console
+from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions
+from nereid.server.ports import Ports, free_ports
 from nereid.tasks import DEFAULT_TASK
 from nereid.tasks.task import Task
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from nereid.client.request import ProtocolName
-    from nereid.server.command_line import TritonOptions
 
-
-from nereid.base.assets import copy_models
-from nereid.cli.options import PACKAGED_TASKS
+NETWORKS = {"1": "FP32", "2": "INT8"}
+WARM_UP_REQUESTS = 5
+TOP = 3
+# A slow machine may need a minute for a large image.
+TIMEOUT_S = 120.0
 
 
 def init(
@@ -43,10 +46,8 @@ def init(
     With --task read, the repository contains the models that read text. Upgrading Nereid never changes this
     folder.
     """
-    if folder.exists() and not folder.is_dir():
-        raise WrongUsage(f"'{folder}' already exists and is not an empty folder; fix: name a new folder")
-    source = (PACKAGED_TASKS[task] if task else DEFAULT_TASK).default_repository
-    is_new = not any(folder.glob("*"))
+    source = (options.PACKAGED_TASKS[task] if task else DEFAULT_TASK).default_repository
+    is_new = not any(folder.glob("*")) and (folder.is_dir() or not folder.exists())
     if not is_new:
         check_room(folder, source, task)
     copy_models(source, folder)
@@ -67,13 +68,6 @@ def check_room(folder: Path, source: Path, task: str | None) -> None:
     names = (path.name for path in source.iterdir() if not path.name.startswith("."))
     if taken := sorted(name for name in names if (folder / name).exists()):
         raise WrongUsage(f"'{folder}' already has {', '.join(taken)}; fix: name another folder")
-
-
-NETWORKS = {"1": "FP32", "2": "INT8"}
-WARM_UP_REQUESTS = 5
-TOP = 3
-# A slow machine may need a minute for a large image.
-TIMEOUT_S = 120.0
 
 
 def demo(
@@ -98,11 +92,9 @@ def demo(
 
 
 @contextmanager
-def running_server(context: typer.Context, task: Task) -> "Iterator[TritonOptions]":
+def running_server(context: typer.Context, task: Task) -> Iterator[TritonOptions]:
     """Run a server with the package's models of a task."""
-    from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions
     from nereid.server.embedded_server import EmbeddedServer
-    from nereid.server.ports import Ports, free_ports
 
     started_at = time.monotonic()
     started = TritonOptions(task.default_repository, DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
@@ -147,10 +139,6 @@ def show_result(context: typer.Context, task: Task, image: Path) -> None:
 
 def show_versions(context: typer.Context) -> None:
     """Classify the sample photo with a server of its own, on both model versions and protocols."""
-    from rich.table import Table
-
-    from nereid.cli.tables import console
-
     with running_server(context, DEFAULT_TASK) as server:
         table = Table("label", "probability", "model version", "HTTP", "gRPC")
         for version in NETWORKS:
@@ -160,14 +148,14 @@ def show_versions(context: typer.Context) -> None:
     print("stopped; `nereid serve` keeps the server running")
 
 
-def measure(server: "TritonOptions", version: str, protocol: "ProtocolName") -> Any:
+def measure(server: TritonOptions, version: str, protocol: "ProtocolName") -> Any:
     """Classify the sample photo on one version; returns the last of a few responses, on a warm connection."""
     url = f"{server.host}:{getattr(server.ports, protocol)}"
     with DEFAULT_TASK.entry_point("client")(url, protocol) as client:
         return [client.infer(COFFEE, version=version, top_k=TOP) for _ in range(WARM_UP_REQUESTS)][-1]
 
 
-def add_rows(table: "Table", version: str, http: Any, grpc: Any) -> None:
+def add_rows(table: Table, version: str, http: Any, grpc: Any) -> None:
     """Add the best classes of one version.
 
     Raises:

@@ -11,17 +11,17 @@ from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, WrongUsage, no_server, value_errors_as_wrong_usage
 from nereid.base.units import format_duration, parse_duration
-from nereid.cli.options import AsJson, Repository, complete_model, environment, show_help, show_progress
+from nereid.cli.options import AsJson, Repository, collect, complete_model, environment, show_progress
 from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
+from nereid.server import run_dir
 
 if TYPE_CHECKING:
-    from nereid.backends.routing.reference_file import Reference
     from nereid.insight.drift.comparison import SignalDrift, VariantDrift
     from nereid.insight.drift.drift_report import DriftReport
     from nereid.insight.drift.recording import History
 
-app = typer.Typer()
+app = typer.Typer(help="Compare the images and responses of a route with a reference.")
 NO_VALUE = "—"
 
 Route = Annotated[
@@ -33,12 +33,6 @@ Route = Annotated[
         autocompletion=complete_model,
     ),
 ]
-
-
-@app.callback(invoke_without_command=True)
-def drift(context: typer.Context) -> None:
-    """Compare the images and responses of a route with a reference."""
-    show_help(context)
 
 
 @app.command()
@@ -61,7 +55,8 @@ def baseline(
 
     This needs a running server. Images that cannot be classified are reported and skipped.
     """
-    from nereid.insight.drift.baseline import store
+    from nereid.backends.routing.reference_file import path_of, read_reference
+    from nereid.insight.drift import baseline as references
     from nereid.insight.drift.comparison import targets_of
     from nereid.models.routes.location import find_route
 
@@ -73,21 +68,21 @@ def baseline(
         raise no_server(repository)
     targets = targets_of(location, server_info.profile)
     if images:
-        from nereid.cli.options import collect
-        from nereid.insight.drift.baseline import from_images
-
         with value_errors_as_wrong_usage():
             paths = collect([images])
-        made = from_images(server_info.url("http"), repository, location.name, targets, paths, show_progress)
+        url = server_info.url("http")
+        made = references.from_images(url, repository, location.name, targets, paths, show_progress)
     else:
-        from nereid.backends.routing.reference_file import path_of, read_reference
-        from nereid.insight.drift.baseline import from_traffic as of_traffic
-
-        seconds, history = _seconds(from_traffic), _history(context, repository)
+        with value_errors_as_wrong_usage("--from-traffic: "):
+            seconds = parse_duration(from_traffic)
+        history = _history(context, repository)
         old = read_reference(path_of(repository, location.name))
-        made = of_traffic(history, location.name, targets, seconds, time.time(), old, show_progress)
-    path = store(repository, location.name, made)
-    print(f"{location.name}: reference stored in {path}: {_sizes(made)}")
+        made = references.from_traffic(
+            history, location.name, targets, seconds, time.time(), old, show_progress
+        )
+    path = references.store(repository, location.name, made)
+    sizes = ", ".join(f"{variant.name} {variant.images:,} images" for variant in made.variants)
+    print(f"{location.name}: reference stored in {path}: {sizes}")
 
 
 @app.command()
@@ -101,7 +96,6 @@ def show(
     """
     from nereid.insight.drift.drift_report import report
     from nereid.models.routes.location import find_route
-    from nereid.server import run_dir
 
     location = find_route(repository, route)
     run_root = run_dir.root(environment(context))
@@ -115,25 +109,13 @@ def show(
         print_report(drifted)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise WrongUsage(f"--from-traffic: {error}") from None
-
-
 def _history(context: typer.Context, repository: Path) -> "History":
     from nereid.insight.drift.recording import History
-    from nereid.server import run_dir
 
     folder = run_dir.find_folder(run_dir.root(environment(context)), repository)
     if folder is None:
         raise OperationFailed("--from-traffic needs a server that `nereid serve` started on this machine")
     return History.load(folder)
-
-
-def _sizes(reference: "Reference") -> str:
-    return ", ".join(f"{variant.name} {variant.images:,} images" for variant in reference.variants)
 
 
 def print_report(report: "DriftReport") -> None:

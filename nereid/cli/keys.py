@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from nereid.cli.options import AsJson, environment, show_help
+from nereid.cli.options import AsJson, environment
 from nereid.cli.tables import print_table
 from nereid.gateway import key_changes
 from nereid.gateway.key_changes import default_path, known_keys
 from nereid.gateway.keys import SCOPES
 
-app = typer.Typer()
+app = typer.Typer(help="Manage the keys of a gateway: create, list and revoke them.")
 
 KeysFile = Annotated[
     Path | None,
@@ -23,12 +23,6 @@ KeysFile = Annotated[
         show_default="~/.config/nereid/keys.json",
     ),
 ]
-
-
-@app.callback(invoke_without_command=True)
-def key(context: typer.Context) -> None:
-    """Manage the keys of a gateway: create, list and revoke them."""
-    show_help(context)
 
 
 @app.command()

@@ -68,11 +68,10 @@ VERSIONS: Commands = (versions.remove, versions.reload, versions.versions, publi
 CHECK: Commands = (check.check, check.doctor, tune.tune)
 for command in (*SERVE, *map(with_server, OBSERVE + PUBLISH + VERSIONS), *CHECK):
     app.command(cls=Command)(command)
-app.add_typer(route.app, name="route")
-app.add_typer(rollout.app, name="rollout")
-app.add_typer(drift.app, name="drift")
-app.add_typer(keys.app, name="key")
-for group in (app, route.app, rollout.app, drift.app, keys.app):
+GROUPS = {"route": route.app, "rollout": rollout.app, "drift": drift.app, "key": keys.app}
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name, callback=show_help, invoke_without_command=True)
+for group in (app, *GROUPS.values()):
     for info in group.registered_commands:
         info.help = reflow(getattr(info.callback, "__doc__", None))
 

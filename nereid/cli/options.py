@@ -18,7 +18,6 @@ def collect(paths: Sequence[Path], more: Sequence[str] = ()) -> list[Path]:
     """Return the files among `paths` and the images in its folders, sorted within each folder.
 
     Args:
-        paths: files and folders.
         more: further suffixes of files in folders.
 
     Raises:
@@ -49,16 +48,13 @@ PACKAGED_TASKS = {task.name: task for task in TASKS if task.repository and not t
 DEFAULT_REPOSITORY = "the repository of this checkout or package"
 
 
-def _repository_of(context: typer.Context) -> Path:
-    return Path(context.params.get("repository") or assets.REPOSITORY)
-
-
 def _completing(find: Callable[[Path], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
     """Return a completion function over the names that `find` reads from the repository; it never raises."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
+        repository = Path(context.params.get("repository") or assets.REPOSITORY)
         try:
-            return sorted(name for name in find(_repository_of(context)) if name.startswith(incomplete))
+            return sorted(name for name in find(repository) if name.startswith(incomplete))
         except (OSError, ValueError):
             return []
 
@@ -159,7 +155,7 @@ def reflow(text: str | None) -> str:
     return "\n\n".join(" ".join(lines.split()) for lines in (text or "").split("\n\n"))
 
 
-def show_help(context: typer.Context, **_: Any) -> None:
+def show_help(context: typer.Context) -> None:
     """Show the help of a group that was called without a command."""
     if context.invoked_subcommand is None:
         print(context.get_help())

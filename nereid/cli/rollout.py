@@ -13,7 +13,7 @@ import typer
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
-from nereid.cli.options import AsJson, Repository, complete_variant, show_help, show_progress
+from nereid.cli.options import AsJson, Repository, complete_variant, show_progress
 from nereid.cli.route import RouteName
 from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # the commands import what they need, so that others start wi
     from nereid.models.rollout.rollout_journal import Rollout, RolloutEvent
     from nereid.models.routes.location import RouteLocation
 
-app = typer.Typer()
+app = typer.Typer(
+    help="Shift traffic to a candidate step by step, and roll back if it is worse than the control."
+)
 STOP_POLL_S = 0.2
 
 Candidate = Annotated[
@@ -81,12 +83,6 @@ IfInconclusive = Annotated[
     typer.Option(help="What to do after an inconclusive step: `pause` or `rollback`.", show_default="pause"),
 ]
 Reason = Annotated[str, typer.Option(help="Reason to record in the history.")]
-
-
-@app.callback(invoke_without_command=True)
-def rollout(context: typer.Context) -> None:
-    """Shift traffic to a candidate step by step, and roll back if it is worse than the control."""
-    show_help(context)
 
 
 def _plan(file: Path | None, options: dict[str, Any]) -> "RolloutPlan":

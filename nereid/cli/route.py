@@ -12,10 +12,12 @@ import msgspec
 import typer
 
 from nereid.application.chosen_models import changeable_repository
-from nereid.backends.routing.assignment import LoadedRoute, Route, Variant, shares
+from nereid.backends.routing.assignment import LoadedRoute, Route, shares
 from nereid.base.assets import REPOSITORY
+from nereid.base.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
 from nereid.base.errors import WrongUsage
-from nereid.cli.options import AsJson, Repository, complete_model, complete_variant, show_help
+from nereid.base.files import read_at_most
+from nereid.cli.options import AsJson, Repository, complete_model, complete_variant
 from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:  # the commands import what they need, so that others start wi
     from nereid.models.routes.explain import Explanation
     from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation
 
-app = typer.Typer()
+app = typer.Typer(help="Show, change and revert the routes of a repository; invalid changes are rejected.")
 
 RouteName = Annotated[
     str,
@@ -45,12 +47,6 @@ NewFile = Annotated[
 Offline = Annotated[
     bool, typer.Option("--offline", help="Write the file without checking it on the running server.")
 ]
-
-
-@app.callback(invoke_without_command=True)
-def route(context: typer.Context) -> None:
-    """Show, change and revert the routes of a repository; invalid changes are rejected."""
-    show_help(context)
 
 
 @app.command()
@@ -101,7 +97,7 @@ def diff(
     location, current = _read(repository, route)
     if propose := _proposal(weights or [], file):
         planned = change.plan(location, propose)
-        old, new = planned.current.route(), planned.route
+        old, new = planned.current.route(), planned.loaded.route
     elif before := change.previous(current):
         old, new = before, current.route()
     else:
@@ -130,7 +126,6 @@ def explain(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Show which variant would answer a request if all variants are healthy, and why."""
-    from nereid.base.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
     from nereid.models.routes import explain
     from nereid.models.routes.location import load_current_route
 
@@ -247,7 +242,6 @@ def _proposal(assignments: list[str], file: str) -> "Propose | None":
 
 def _content(file: str) -> bytes:
     from nereid.backends.routing.route_file import MAX_BYTES
-    from nereid.base.files import read_at_most
 
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
@@ -365,7 +359,7 @@ def _print_variants(loaded: LoadedRoute, served: "ServedRouteStatus | None") -> 
     if any(variant.headers for variant in variants):
         columns.append("headers")
         for row, variant in zip(rows, variants, strict=True):
-            row.append(_header_rules(variant))
+            row.append("\n".join(f"{name}: {', '.join(values)}" for name, values in variant.headers.items()))
     print_table(*columns, rows=rows)
 
 
@@ -400,10 +394,6 @@ def _breakers(loaded: LoadedRoute, served: "ServedRouteStatus") -> dict[str, str
 def _weights(entry: "RouteChange") -> str:
     route = entry.parsed()
     return ", ".join(f"{v.name} {v.weight:g}" for v in route.variants) if route else "invalid route"
-
-
-def _header_rules(variant: Variant) -> str:
-    return "\n".join(f"{name}: {', '.join(values)}" for name, values in variant.headers.items())
 
 
 def _how_likely(share: float) -> str:

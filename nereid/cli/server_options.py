@@ -5,15 +5,16 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from nereid.base.errors import WrongUsage, value_errors_as_wrong_usage
 from nereid.cli.options import environment
-
-if TYPE_CHECKING:
-    from nereid.server.run_dir import ServerInfo
+from nereid.server import run_dir
+from nereid.server.command_line import AUTO_PROFILE, DEFAULT_PROFILE, read_token
+from nereid.server.ports import Ports
+from nereid.server.run_dir import ServerInfo
 
 Address: TypeAlias = Annotated[
     str,
@@ -56,7 +57,7 @@ def with_server(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def find_server(context: typer.Context, repository: Path) -> "ServerInfo | None":
+def find_server(context: typer.Context, repository: Path) -> ServerInfo | None:
     """Return the server that the command line names, else the newest running one of a repository, if any.
 
     If there are several, a note on stderr names the others.
@@ -64,8 +65,6 @@ def find_server(context: typer.Context, repository: Path) -> "ServerInfo | None"
     Raises:
         WrongUsage: the address is not HOST:PORT, or the token file has no token.
     """
-    from nereid.server import run_dir
-
     if address := context.meta.get("server"):
         return _named(context, repository, address)
     servers = run_dir.find_servers(run_dir.root(environment(context)), repository)
@@ -77,11 +76,7 @@ def find_server(context: typer.Context, repository: Path) -> "ServerInfo | None"
     return servers[-1] if servers else None
 
 
-def _named(context: typer.Context, repository: Path, address: str) -> "ServerInfo":
-    from nereid.server.command_line import AUTO_PROFILE, DEFAULT_PROFILE, read_token
-    from nereid.server.ports import Ports
-    from nereid.server.run_dir import ServerInfo
-
+def _named(context: typer.Context, repository: Path, address: str) -> ServerInfo:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise WrongUsage(f"--server: expected HOST:PORT of Triton's gRPC, got '{address}'")

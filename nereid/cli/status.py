@@ -12,6 +12,7 @@ from nereid.base.units import format_bytes, format_duration
 from nereid.cli.options import AsJson, Repository, environment
 from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
+from nereid.server import run_dir
 
 if TYPE_CHECKING:
     from nereid.insight.observe.status import ModelStatus, ServerStatus, Status
@@ -25,7 +26,6 @@ def status(context: typer.Context, as_json: AsJson = False, repository: Reposito
     The exit code is 1 if no server is running or it does not respond.
     """
     from nereid.insight.observe.status import status as observed
-    from nereid.server import run_dir
 
     state = observed(run_dir.root(environment(context)), repository, find_server(context, repository))
     if as_json:

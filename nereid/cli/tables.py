@@ -1,10 +1,8 @@
-"""Tables on a terminal, and in full width in a pipe or a file; and JSON."""
+"""Tables on a terminal, and in full width in a pipe or a file."""
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -39,8 +37,3 @@ def print_table(*columns: str, rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(escaped(cell)) for cell in row))  # Text: a value may look like markup
     console().print(table)
-
-
-def print_json(records: Iterable[Any]) -> None:
-    """Print dataclasses as a JSON array."""
-    print(json.dumps([asdict(record) for record in records], indent=2))

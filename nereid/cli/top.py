@@ -14,16 +14,18 @@ from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, no_server
+from nereid.base.processes import exit_on_sigterm
 from nereid.base.units import format_bytes, format_duration
 from nereid.cli.options import Repository, environment
 from nereid.cli.server_options import find_server
 from nereid.cli.tables import console
+from nereid.server import run_dir
 
 if TYPE_CHECKING:
     from nereid.insight.observe.top import (
@@ -67,18 +69,17 @@ def top(
     Press `q` or Ctrl-C to quit. Rates and quantiles are for the last interval.
     """
     from nereid.insight.observe.top import TopReader
-    from nereid.server import run_dir
 
     run_root = run_dir.root(environment(context))
     reader = TopReader(run_root, repository, lambda: find_server(context, repository))
     terminal = console()
     if once or as_json or not terminal.is_terminal or terminal.is_dumb_terminal:
-        _once(reader, interval, as_json)
+        _once(reader, interval, terminal, as_json)
     else:
-        _live(reader, interval)
+        _live(reader, interval, terminal)
 
 
-def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
+def _once(reader: "TopReader", interval_s: float, terminal: Console, as_json: bool) -> None:
     from nereid.insight.observe.top import measure
 
     before = _readable(reader)
@@ -87,7 +88,6 @@ def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_round(asdict(measured))))
     else:
-        terminal = console()
         terminal.print(view(measured, terminal.width))
 
 
@@ -100,13 +100,12 @@ def _readable(reader: "TopReader") -> "ServerReading":
     return reading
 
 
-def _live(reader: "TopReader", interval_s: float) -> None:
+def _live(reader: "TopReader", interval_s: float, terminal: Console) -> None:
     from rich.live import Live
 
-    from nereid.base.processes import exit_on_sigterm
+    from nereid.insight.observe.top import measure
 
     before = _readable(reader)
-    terminal = console()
     first = Text(f"measuring for {interval_s:g} s …")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for programs behind `&`
     try:
@@ -117,27 +116,15 @@ def _live(reader: "TopReader", interval_s: float) -> None:
         ):
             while key(interval_s) not in QUIT:
                 after = reader.read()
-                screen = _screen(reader, before, after, terminal.size, interval_s)
-                live.update(screen, refresh=True)
+                if after.server:
+                    footer = f"every {interval_s:g} s; q ends"
+                    live.update(view(measure(before, after), *terminal.size, footer), refresh=True)
+                else:
+                    text = f"no server is running for '{reader.repository}'; waiting for one, q quits"
+                    live.update(Text(text), refresh=True)
                 before = after
     except KeyboardInterrupt:
         pass
-
-
-def _screen(
-    reader: "TopReader",
-    before: "ServerReading",
-    after: "ServerReading",
-    size: Sequence[int],
-    interval_s: float,
-) -> RenderableType:
-
-    from nereid.insight.observe.top import measure
-
-    if after.server is None:
-        return Text(f"no server is running for '{reader.repository}'; waiting for one, q quits")
-    width, height = size
-    return view(measure(before, after), width, height, f"every {interval_s:g} s; q ends")
 
 
 @contextlib.contextmanager
@@ -203,14 +190,7 @@ Row = tuple[str, ...]
 
 
 def view(top: "Top", width: int, height: int | None = None, footer: str = "") -> RenderableType:
-    """Return the screen.
-
-    Args:
-        top: the values.
-        width: columns of the terminal.
-        height: lines of the terminal, for which idle models are left out; None for all.
-        footer: the last line.
-    """
+    """Return the screen; idle models that exceed `height` lines are left out, unless that is None."""
     lines = [*_server_lines(top.server), *_machine_lines(top), *_gateway_lines(top.gateways, width)]
     lines += [Text(note, style="yellow") for note in top.notes]
     parts: list[RenderableType] = [_flat(line) for line in lines]
@@ -296,7 +276,7 @@ def _server_lines(server: "TopServer") -> list[Text]:
 
 
 def _machine_lines(top: "Top") -> list[Text]:
-    machine, lines = top.machine, []
+    machine, lines = top.machine, list[Text]()
     if machine:
         load = " ".join(f"{value:.2f}" for value in machine.load)
         used = format_bytes(machine.memory_total_bytes - machine.memory_available_bytes)
@@ -323,15 +303,11 @@ def _machine_lines(top: "Top") -> list[Text]:
     ]
     if processes:
         lines.append(Text(f"processes {', '.join(processes)}"))
-    lines += [_rollout_line(route) for route in top.routes]
-    return [line for line in lines if line]
-
-
-def _rollout_line(route: "TopRoute") -> Text:
-    if not (rollout := route.rollout):
-        return Text()
-    state = f"{rollout.phase} at step {rollout.step}"
-    return Text(f"rollout of {rollout.candidate} on {route.name}: {state}", style="cyan")
+    for route in top.routes:
+        if rollout := route.rollout:
+            state = f"{rollout.phase} at step {rollout.step}"
+            lines.append(Text(f"rollout of {rollout.candidate} on {route.name}: {state}", style="cyan"))
+    return lines
 
 
 def _gateway_lines(gateways: "Sequence[TopGateway]", width: int) -> list[Text]:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, WrongUsage, no_server
+from nereid.base.errors import OperationFailed, no_server, value_errors_as_wrong_usage
 from nereid.base.units import format_bytes, format_duration, format_ms, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment
 from nereid.cli.server_options import find_server
+from nereid.server import run_dir
+from nereid.server.run_dir import ServerInfo
 
 if TYPE_CHECKING:
     from nereid.insight.observe.contention import Contention
     from nereid.insight.observe.why import Diagnosis
-    from nereid.server.run_dir import ServerInfo
 
 BAR_WIDTH = 30
 MEASUREMENT_S = 2.0
@@ -49,19 +50,19 @@ def why(
     server's processes are sampled for two seconds.
     """
     from nereid.insight.observe.why import explain, recorded_requests
-    from nereid.server import run_dir
 
-    try:
+    with value_errors_as_wrong_usage("--since: "):
         window_s = parse_duration(window)
-    except ValueError as error:
-        raise WrongUsage(f"--since: {error}") from None
     server_info = find_server(context, repository)
     if server_info is None:
         raise no_server(repository)
     if request:
-        _show_request(
-            [line for line in recorded_requests(server_info) if request in _ids(line)], request, as_json
-        )
+        matches = [
+            line
+            for line in recorded_requests(server_info)
+            if request in (line["request_id"], line["trace_id"])
+        ]
+        _show_request(matches, request, as_json)
         return
     lines = [
         line
@@ -79,11 +80,7 @@ def why(
         _show(diagnosis, contention, window_s)
 
 
-def _ids(line: dict[str, Any]) -> tuple[str, str]:
-    return line["request_id"], line["trace_id"]
-
-
-def _measure(server_info: "ServerInfo", gateways: Sequence[int]) -> "Contention":
+def _measure(server_info: ServerInfo, gateways: Sequence[int]) -> "Contention":
     from nereid.insight.observe import contention
     from nereid.server.supervision.process_usage import parent_of
 

@@ -36,8 +36,6 @@ from nereid.client.transport import Connection, Headers
 # The outcome for each image of a stream.
 ResultOrError: TypeAlias = Result | ClassifierError
 Encoded = TypeVar("Encoded")
-# A result of any kind.
-Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -193,7 +191,7 @@ class BaseClient(ABC, Generic[Result]):
         return await self._connection.call("infer", remaining_s, self.model, **arguments)
 
 
-class BatchSplit(Generic[Value]):
+class BatchSplit(Generic[Result]):
     """Images that share a request until the server rejects it.
 
     After a rejection, the valid images are sent again without the bad ones, or in smaller requests.
@@ -207,7 +205,7 @@ class BatchSplit(Generic[Value]):
     def __init__(self, images: Sequence[bytes | Unusable], names: Sequence[str], limit: int) -> None:
         self.limit = limit
         self._names = names
-        self._outcomes: dict[int, Value | ClassifierError | Unusable] = {}
+        self._outcomes: dict[int, ResultOrError[Result] | Unusable] = {}
         self._images: dict[int, bytes] = {}
         for index, image in enumerate(images):
             if isinstance(image, bytes):
@@ -220,7 +218,7 @@ class BatchSplit(Generic[Value]):
         """Return the images for the next request, or None once every image has an outcome."""
         return [self._images[index] for index in self._requests[0]] if self._requests else None
 
-    def record_results(self, results: Sequence[Value]) -> None:
+    def record_results(self, results: Sequence[Result]) -> None:
         """Record the results of the current request."""
         self._outcomes.update(zip(self._requests.popleft(), results, strict=True))
 
@@ -244,7 +242,7 @@ class BatchSplit(Generic[Value]):
         else:
             self._outcomes.update(dict.fromkeys(indices, error))
 
-    def outcomes(self) -> list[Value | ClassifierError]:
+    def outcomes(self) -> list[ResultOrError[Result]]:
         """Return the outcome of each image, in the original order."""
         return [_named(self._outcomes[index], name) for index, name in enumerate(self._names)]
 

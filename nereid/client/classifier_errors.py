@@ -152,12 +152,12 @@ def is_overload(text: str) -> bool:
     return any(phrase in text for phrase, kind in _SERVER_TEXTS if kind is Overloaded)
 
 
-def is_final(error: BaseException) -> bool:
+def is_final(error: ClassifierError) -> bool:
     """Return whether an error proves that the server has finished with the request.
 
     Statuses prove nothing, because gRPC reports broken streams with the same statuses as Triton's responses.
     """
-    if isinstance(error, TimedOut) or not isinstance(error, ClassifierError):
+    if isinstance(error, TimedOut):
         return False
     return isinstance(error, RequestRefused) or any(phrase in str(error) for phrase, _ in _SERVER_TEXTS)
 
@@ -169,17 +169,3 @@ def from_triton(error: "InferenceServerException") -> ClassifierError:
     if matches:
         return min(matches, key=lambda pair: pair[0])[1](text)
     return _STATUSES.get(status, ServerFailed)(text)
-
-
-def from_failure(url: str, error: Exception) -> ClassifierError:
-    """Return the error for any exception raised by a transport."""
-    from tritonclient.utils import InferenceServerException  # `nereid serve` needs only `is_overload`
-
-    text = error.message() if isinstance(error, InferenceServerException) else ""
-    if hint := connection_hint(text or str(error)):
-        failure = Unreachable(f"{url}: {hint}")
-        failure.hint = hint
-        return failure
-    if isinstance(error, InferenceServerException):
-        return from_triton(error)
-    return Unreachable(f"{url}: {type(error).__name__}: {error}")

@@ -52,19 +52,6 @@ class HttpInput:
         return {"name": IMAGE, "shape": [self.images, 1], "datatype": "BYTES", "parameters": self.parameters}
 
 
-@dataclass(frozen=True, slots=True)
-class HttpOutput:
-    """A requested output over HTTP; with a `class_count`, the top classes instead of the values."""
-
-    name: str
-    class_count: int = 0
-
-    def document(self) -> dict[str, Any]:
-        """Return the output in the JSON of a request."""
-        classes = {"classification": self.class_count} if self.class_count else {}
-        return {"name": self.name, "parameters": {**classes, "binary_data": True}}
-
-
 class RequestOptions(TypedDict, total=False):
     """Options of one request; each is optional.
 
@@ -111,7 +98,7 @@ class CheckedOptions:
 
         For the output `ranked`, the `top_k` best classes are requested.
         """
-        requested = HttpOutput if protocol == "http" else tritonclient.grpc.InferRequestedOutput
+        requested: Any = _http_output if protocol == "http" else tritonclient.grpc.InferRequestedOutput
         return {
             "inputs": [tensor],
             "outputs": [requested(name, class_count=self.top_k if name == ranked else 0) for name in outputs],
@@ -119,6 +106,11 @@ class CheckedOptions:
             "request_id": self.request_id,
             "timeout": max(1, int(remaining_s * 1e6)),
         }
+
+
+def _http_output(name: str, class_count: int) -> dict[str, Any]:
+    classes = {"classification": class_count} if class_count else {}
+    return {"name": name, "parameters": {**classes, "binary_data": True}}
 
 
 def check_arguments(
@@ -153,7 +145,6 @@ def check_options(
     """Check the options of one request.
 
     Args:
-        options: the caller's options.
         timeout_s: default time limit in seconds.
         is_for_scores: whether the scores of all classes are requested.
         options_type: the options class for this kind of request.

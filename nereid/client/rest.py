@@ -11,30 +11,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import quote
 
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.addresses import unix_path
 from nereid.base.http_connection import HttpConnectionPool
-from nereid.client.request import HttpInput, HttpOutput
+from nereid.client.request import HttpInput
 from nereid.client.result_kind import HttpResult
 
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
-# Converts a response body, given the size of its JSON header if binary data follows.
-Read: TypeAlias = Callable[[bytes, int | None], Any]
-
-
-def ignored(content: bytes, json_size: int | None) -> None:
-    """Ignore the body and return None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request: its path is relative to `/v2/`, and its body is the concatenation of `body`.
 
-    `read` converts the body of a successful response.
+    `read` converts the body of a successful response, given the size of its JSON header if binary data
+    follows; by default, the body is ignored.
     """
 
     method: str
@@ -42,7 +37,7 @@ class Request:
     timeout_s: float
     body: Sequence[bytes] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
-    read: Read = ignored
+    read: Callable[[bytes, int | None], Any] = lambda content, json_size: None
 
 
 class RestMethods(ABC):
@@ -62,7 +57,7 @@ class RestMethods(ABC):
         headers: Mapping[str, str],
         *,
         inputs: Sequence[HttpInput],
-        outputs: Sequence[HttpOutput],
+        outputs: Sequence[Mapping[str, Any]],
         request_id: str,
         timeout: int,
         client_timeout: float = 0.0,
@@ -72,7 +67,7 @@ class RestMethods(ABC):
             "id": request_id,
             "parameters": {"timeout": timeout},
             "inputs": [tensor.document() for tensor in inputs],
-            "outputs": [output.document() for output in outputs],
+            "outputs": outputs,
         }
         head = json.dumps(document, separators=(",", ":")).encode()
         body = [head, *(part for tensor in inputs for part in tensor.parts)]
@@ -144,17 +139,13 @@ def json_size_of(header: str | bytes | None) -> int | None:
 
 
 def failure_of(status: int, content: bytes) -> InferenceServerException:
-    """Return the error for an unsuccessful response."""
-    return InferenceServerException(_error_text(content), str(status))
-
-
-def _error_text(content: bytes) -> str:
-    """Return Triton's error message, or tritonclient's own text if the body has none."""
+    """Return the error for an unsuccessful response: Triton's message, or tritonclient's if there is none."""
     try:
-        return str(json.loads(content)["error"])
+        message = str(json.loads(content)["error"])
     except (ValueError, LookupError, TypeError):
         text = content[:200].decode(errors="replace")
-        return f"an exception occurred in the client while decoding the response: {text!r}"
+        message = f"an exception occurred in the client while decoding the response: {text!r}"
+    return InferenceServerException(message, str(status))
 
 
 class RestClient(RestMethods):
@@ -222,7 +213,7 @@ class RestClient(RestMethods):
             self._busy.add(connection)
             return connection
 
-    def _put_back(self, connection: "_DeadlineConnection", is_usable: bool = True) -> None:
+    def _put_back(self, connection: "_DeadlineConnection", is_usable: bool) -> None:
         with self._lock_of_this_process():
             self._busy.discard(connection)
             if is_usable and not self._is_closed:
@@ -250,7 +241,10 @@ class _DeadlineConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Connect to the host's first address that accepts a connection, within the deadline."""
         failure: OSError = OSError(f"{self.host} has no address")
-        for family, kind, protocol, _, address in self._addresses():
+        addresses: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", self._path)]
+        if not self._path:
+            addresses = _addresses(self.host, self.port, self.remaining_s())
+        for family, kind, protocol, _, address in addresses:
             self.sock = _Socket(self, family, kind, protocol)
             try:
                 self.sock.settimeout(self.remaining_s())
@@ -262,11 +256,6 @@ class _DeadlineConnection(http.client.HTTPConnection):
                 self.close()
                 failure = error
         raise failure
-
-    def _addresses(self) -> list[Any]:
-        if self._path:
-            return [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", self._path)]
-        return _addresses(self.host, self.port, self.remaining_s())
 
     def remaining_s(self) -> float:
         """Return the time left, in seconds.

@@ -49,16 +49,13 @@ class HttpResult:
     Args:
         body: JSON followed by the binary data of the outputs.
         json_bytes: length of the JSON in bytes; None if no binary data follows.
-
-    Attributes:
-        response: the JSON.
     """
 
     def __init__(self, body: bytes, json_bytes: int | None) -> None:
-        self.response: Any = json.loads(body[:json_bytes])
+        self._response: Any = json.loads(body[:json_bytes])
         self._outputs: dict[str, tuple[Any, bytes | None]] = {}
         at = json_bytes or 0
-        for output in self.response.get("outputs", ()):
+        for output in self._response.get("outputs", ()):
             size = output.get("parameters", {}).get("binary_data_size")
             data = None if size is None else body[at : at + size]
             self._outputs[output["name"]] = output, data
@@ -66,7 +63,7 @@ class HttpResult:
 
     def get_response(self) -> Any:
         """Return the JSON."""
-        return self.response
+        return self._response
 
     def as_numpy(self, name: str) -> Any:
         """Return an output as an array, or None if the response does not contain it."""

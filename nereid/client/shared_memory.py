@@ -134,7 +134,6 @@ class SharedMemory:
 
     Args:
         kind: `system`, or `cuda` for memory on the first GPU.
-        connection: the client's connection.
         clock: monotonic clock, in seconds.
 
     Attributes:
@@ -165,7 +164,6 @@ class SharedMemory:
 
         Args:
             files: the images of one request.
-            attempts: the request's time limit.
             infer: sends the request, given its input tensor.
 
         Raises:

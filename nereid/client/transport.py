@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import tritonclient.grpc
 import tritonclient.grpc.aio
+from tritonclient.utils import InferenceServerException
 
 from nereid.base.contract import GRPC_PORT, HTTP_PORT
-from nereid.client.classifier_errors import TimedOut, Unreachable, connection_hint, from_failure
+from nereid.client.classifier_errors import TimedOut, Unreachable, connection_hint, from_triton
 from nereid.client.request import CHANNEL_OPTIONS, ProtocolName
 from nereid.client.rest import AsyncRestClient, RestClient
 
@@ -32,8 +33,6 @@ class Connection(ABC):
     """Runs the methods of tritonclient's clients.
 
     Args:
-        url: server address.
-        protocol: `grpc` or `http`.
         headers: headers added to each request.
     """
 
@@ -158,13 +157,16 @@ def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) ->
     # A network that loses packets also raises TimeoutError, but with an errno.
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
+    text = error.message() if isinstance(error, InferenceServerException) else ""
+    if hint := connection_hint(text or str(error)):
+        failure = Unreachable(f"{url}: {hint}")
+        failure.hint = hint
+        return failure
+    if isinstance(error, InferenceServerException):
+        return from_triton(error)
     # A broken connection is also an OSError.
-    if (
-        isinstance(error, NOT_TRITON_ERRORS)
-        and not isinstance(error, OSError)
-        and not connection_hint(str(error))
-    ):
+    if isinstance(error, NOT_TRITON_ERRORS) and not isinstance(error, OSError):
         return Unreachable(
             f"{url}: expected a response of Triton's HTTP port, got {type(error).__name__}; fix: {PORTS_HINT}"
         )
-    return from_failure(url, error)
+    return Unreachable(f"{url}: {type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import inf, sqrt
+from statistics import median_high
 
 from nereid.base.processes import available_cores
 from nereid.gateway.failures import Failure
@@ -33,7 +34,6 @@ class _Mean:
     Attributes:
         in_flight_s: from admission to response.
         share_s: the same, divided by the number of requests in flight.
-        changed_at: time of the last change.
     """
 
     in_flight_s: float
@@ -71,7 +71,7 @@ class UnitLatencies:
         means = self._recent(model)
         others = [mean.share_s for mean in self._others(key_id, means)]
         share_s = means[key_id].share_s if key_id in means else 0.0
-        return bool(others) and max(share_s, _median(others)) >= SLOW_REQUEST_S
+        return bool(others) and max(share_s, median_high(others)) >= SLOW_REQUEST_S
 
     def is_costly(self, key_id: str, model: str) -> bool:
         """Return whether a key's requests cost as much as large images, whatever they declare."""
@@ -97,8 +97,6 @@ class UnitLatencies:
 
         Args:
             key_id: the id of its key; empty without a key.
-            model: its model.
-            seconds: its time in flight.
             cost: the units it declared; one unit is a small photo.
             in_flight: the number of requests in flight when it was sent, including itself.
             is_answered: whether it has a result. If not, it says nothing about how long others would take:
@@ -137,15 +135,11 @@ class UnitLatencies:
     def _typical_s(self, key_id: str, means: dict[str, _Mean], key_mean: _Mean) -> float:
         """Return the other keys' median, or the only key's mean; but at least what a photo may take."""
         others = [mean.in_flight_s for mean in self._others(key_id, means)]
-        return max(SLOW_REQUEST_S / LARGE_COST, _median(others) if others else key_mean.in_flight_s)
+        return max(SLOW_REQUEST_S / LARGE_COST, median_high(others) if others else key_mean.in_flight_s)
 
     def _others(self, key_id: str, means: dict[str, _Mean]) -> list[_Mean]:
         recent = islice(reversed(means.items()), MAX_OTHERS)
         return [mean for name, mean in recent if name != key_id]
-
-
-def _median(numbers: list[float]) -> float:
-    return sorted(numbers)[len(numbers) // 2]
 
 
 class FairQueue:
@@ -392,10 +386,8 @@ class Admission:
     def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
-        self._turns, self._large = (
-            FairQueue(lambda: self._concurrency_limit.limit, clock),
-            FairQueue(lambda: 1, clock),
-        )
+        self._turns = FairQueue(lambda: self._concurrency_limit.limit, clock)
+        self._large = FairQueue(lambda: 1, clock)
         self.unit_latencies = UnitLatencies(clock)
         # By key and model, while they have requests.
         self._own: dict[tuple[str, str], FairQueue] = {}
@@ -513,17 +505,6 @@ class Slot:
     Attributes:
         is_large: whether it is in the large-image lane.
     """
-
-    __slots__ = (
-        "_admission",
-        "_cost",
-        "_in_flight",
-        "_key_id",
-        "_model",
-        "_started_at",
-        "_turns",
-        "is_large",
-    )
 
     def __init__(self, admission: Admission, key_id: str, model: str, cost: int) -> None:
         self._admission, self._key_id, self._model, self._cost = admission, key_id, model, cost

@@ -3,12 +3,14 @@
 import re
 from enum import IntEnum
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from nereid.base import contract
-from nereid.client.classifier_errors import connection_hint
+
+if TYPE_CHECKING:
+    from nereid.base.http_connection import HttpResponse
 
 Code = Literal[
     "invalid_image",
@@ -31,7 +33,6 @@ Code = Literal[
     "unreachable",
     "deadline_exceeded",
 ]
-FaultSource = Literal["caller", "load", "server"]
 
 
 class GrpcStatus(IntEnum):
@@ -54,8 +55,6 @@ class ErrorKind(NamedTuple):
     """What a code means, the same in every protocol.
 
     Attributes:
-        status: the HTTP status.
-        grpc: the gRPC status.
         fault: who caused it; only a server fault counts as a failure of the service.
         is_retryable: whether the gateway may resend an image because the model has not processed it.
         prefix: start of the message in the v2 protocol, which has no field for a code.
@@ -63,7 +62,7 @@ class ErrorKind(NamedTuple):
 
     status: int
     grpc: GrpcStatus
-    fault: FaultSource = "caller"
+    fault: Literal["caller", "load", "server"] = "caller"
     is_retryable: bool = False
     prefix: str = ""
 
@@ -144,7 +143,6 @@ class Failure(Exception):
         is_retryable: whether the gateway may send the image again.
         is_from_triton: whether it was Triton's response.
         is_inferred_from_status: whether the code follows only from the status of Triton's response.
-        more_headers: additional response headers.
     """
 
     def __init__(self, code: Code, message: str, retry_after_s: float | None = None) -> None:
@@ -205,18 +203,13 @@ def unreachable(hint: str) -> Failure:
     return Failure("unreachable", ": ".join(reasons), UNAVAILABLE_RETRY_S)
 
 
-def from_error(error: Exception) -> Failure:
-    """Return the error response for a request that ended without a response from the server."""
-    return unreachable(connection_hint(str(error)))
-
-
-def from_triton(status: int, body: bytes) -> Failure:
+def from_triton(response: "HttpResponse") -> Failure:
     """Return the error response for a Triton error, hiding details that would help an attacker.
 
     The first known phrase in its text decides, because an ensemble adds its own text before it.
     """
     try:
-        text = str(msgspec.json.decode(body)["error"])
+        text = str(msgspec.json.decode(response.body)["error"])
     except (ValueError, LookupError, TypeError):
         text = ""
     if contract.SHARED_MEMORY_FULL_TEXT in text:
@@ -227,7 +220,7 @@ def from_triton(status: int, body: bytes) -> Failure:
         _, phrase, code = min(matches)
         message = hidden or text.partition(phrase)[2] or text
     else:
-        code = _CODE_BY_STATUS.get(status, "inference_failed")
+        code = _CODE_BY_STATUS.get(response.status, "inference_failed")
         message = f"the server rejected the request; {_HIDDEN_REASON}" if hidden else text
     if code == "inference_failed":
         message = f"the server failed; {_HIDDEN_REASON}"

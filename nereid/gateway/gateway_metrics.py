@@ -28,9 +28,7 @@ class Metrics:
     """All metrics of one gateway.
 
     Args:
-        in_flight: returns the number of images in flight.
-        waiting: returns the number of images in the queue.
-        limit: returns the limit on images in flight.
+        in_flight, waiting, limit: return the values of the gauges with these names.
         is_shared: whether values are summed over all workers; `refresh` then updates the gauges.
     """
 
@@ -94,8 +92,7 @@ class Metrics:
         self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
     ) -> str:
         """Count one image of a request, record its stages, and return the variant's label."""
-        if variant not in self._variants:
-            variant = self.variant_label(variant)
+        variant = self.variant_label(variant)
         self._record(self._images, endpoint, model, variant, outcome, stages_s)
         return variant
 

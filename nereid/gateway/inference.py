@@ -5,7 +5,7 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import msgspec
 
 from nereid.base.contract import IMAGE, SCORES
 from nereid.base.http_connection import HttpConnectionPool, HttpResponse
-from nereid.client.classifier_errors import RequestRefused, Unreachable
+from nereid.client.classifier_errors import RequestRefused, Unreachable, connection_hint
 from nereid.client.result_kind import MALFORMED_ERRORS, HttpResult, ResultKind, Timings
 from nereid.client.retry import RetryBudget, next_pause_s
 from nereid.gateway.failures import (
@@ -22,7 +22,6 @@ from nereid.gateway.failures import (
     UNAVAILABLE_RETRY_S,
     Code,
     Failure,
-    from_error,
     from_triton,
     malformed_response,
     unreachable,
@@ -37,6 +36,7 @@ from nereid.gateway.v2.inference_body import (
     InferenceRequest,
     Input,
     Output,
+    Value,
     check_classification,
 )
 from nereid.vision.imaging.formats.image_header import ImageHeader
@@ -65,43 +65,26 @@ class TensorInference:
         checked: the request for Triton.
 
     Attributes:
-        offered_model: the gateway's model; None for tensors.
         budget: retry budget; None for no retries, because a sequence must not see a request twice.
         path: Triton's path for the inference.
         costs: cost of each image or tensor, in units of a small photo.
         debt: cost not yet charged to the key's quota.
-        is_prepared: whether the outputs to request are known.
         stages_s: durations of the stages so far.
-        variant: label of the variant that answered, for metrics.
     """
 
-    offered_model: "OfferedModel | None" = None
     budget: RetryBudget | None = None
-    is_prepared = True
-    variant = ""
 
     def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
         self.path, self._headers, self._checked = path, headers, checked
         self.costs, self.debt = checked.costs, sum(checked.costs) - 1
         self.stages_s: dict[str, float] = {}
 
-    def check(self, settings: "GatewaySettings") -> None:
-        """Do nothing, because the tensors were checked when they were read."""
-
-    async def prepare(self, triton: HttpConnectionPool, remaining_s: float) -> None:
-        """Do nothing."""
-
-    def encode(
-        self, remaining_s: float
-    ) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
-        """Return path, headers and body of the request to Triton."""
-        json_bytes = self._checked.json_bytes
-        content = (
-            [_JSON_HEADER]
-            if json_bytes is None
-            else [OCTET_STREAM_HEADER, (JSON_LENGTH_HEADER, b"%d" % json_bytes)]
-        )
-        return self.path, [*content, *self._headers], self._checked.parts
+    def encode(self, remaining_s: float) -> tuple[list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+        """Return headers and body of the request to Triton."""
+        content = [_JSON_HEADER]
+        if self._checked.json_bytes is not None:
+            content = [OCTET_STREAM_HEADER, (JSON_LENGTH_HEADER, b"%d" % self._checked.json_bytes)]
+        return [*content, *self._headers], self._checked.parts
 
     def read(self, response: HttpResponse) -> HttpResponse:
         """Return the response.
@@ -110,7 +93,7 @@ class TensorInference:
             Failure: it is an error.
         """
         if response.status != HTTPStatus.OK:
-            raise failure_of(response)
+            raise from_triton(response)
         return response
 
 
@@ -128,20 +111,9 @@ def checked_path(name: str, version: str) -> str:
 
 
 async def run_tensors(
-    gateway: "Gateway",
-    request: "GatewayRequest",
-    path: str,
-    headers: Headers,
-    checked: CheckedBody,
+    gateway: "Gateway", request: "GatewayRequest", path: str, headers: Headers, checked: CheckedBody
 ) -> HttpResponse:
-    """Send an inference within the limits of its key and the server, and return Triton's response.
-
-    Args:
-        gateway: limits and metrics.
-        request: the caller's request.
-        path: Triton's path for the model.
-        headers: headers for the route.
-        checked: the request for Triton.
+    """Send an inference to Triton's path of a model, and return the response; `headers` are for the route.
 
     Raises:
         Failure: the request was not admitted, failed, or got no response in time.
@@ -149,7 +121,7 @@ async def run_tensors(
     if checked.classified:
         described = await get_from_triton(gateway, path, request.remaining_s())
         if described.status != HTTPStatus.OK:
-            raise failure_of(described)
+            raise from_triton(described)
         check_classification(json.loads(described.body), checked.classified)
     response: HttpResponse = await run(gateway, request, TensorInference(f"{path}/infer", headers, checked))
     return response
@@ -163,14 +135,9 @@ async def get_from_triton(gateway: "Gateway", path: str, timeout_s: float = inf)
     """
     try:
         timeout_s = min(timeout_s, gateway.settings.default_timeout_s)
-        return await send_to_triton(gateway.triton, "GET", path, timeout_s=timeout_s)
+        return await send_to_triton(gateway.models.triton, "GET", path, timeout_s=timeout_s)
     except TimeoutError:
         raise Failure("deadline_exceeded", "the server does not respond") from None
-
-
-def failure_of(response: HttpResponse) -> Failure:
-    """Return the error response for a Triton error."""
-    return from_triton(response.status, response.body)
 
 
 # Placeholder for client timings; the gateway measures its own.
@@ -186,19 +153,18 @@ class ImageInference:
     """An inference on one image, whose response is read as the result of a task.
 
     Args:
-        offered_model: the model.
         kind: the task's kind of results.
-        image: the image file.
-        image_header: its size and format, as declared by its structure.
-        cost: its cost in units of a small photo.
+        image_header: size and format of the image, as declared by its structure.
+        cost: cost of the image in units of a small photo.
         headers: headers for a route.
-        request_id: the id of the request.
         top_k: number of classes, for a classification.
         debt: cost not yet charged to the key's quota.
-        convert: returns the fields of an answer, given a result and `parameters`; may raise Failure.
-        parameters: the parameters of the request.
+        convert: returns the fields of an answer, given a result; may raise Failure.
 
-    Attributes: the same as for `TensorInference`, plus `values`, the fields of the answer.
+    Attributes: the same as for `TensorInference`, and:
+        is_prepared: whether the outputs to request are known.
+        values: the fields of the answer.
+        variant: label of the variant that answered, for metrics.
     """
 
     def __init__(
@@ -212,10 +178,9 @@ class ImageInference:
         request_id: str,
         top_k: int = 1,
         debt: int = 0,
-        convert: Callable[[Any, Mapping[str, str]], tuple[Any, ...]] | None = None,
-        parameters: Mapping[str, str] = {},
+        convert: Callable[[Any], tuple[Any, ...]] | None = None,
     ) -> None:
-        self._convert, self._parameters, self.values = convert, parameters, tuple[Any, ...]()
+        self._convert, self.values = convert, tuple[Any, ...]()
         self.offered_model, self.budget, self._kind = offered_model, offered_model.budget, kind
         self._image, self._image_header = image, image_header
         self._headers, self._id, self.variant = headers, request_id, ""
@@ -256,25 +221,14 @@ class ImageInference:
         self._outputs = self.offered_model.outputs[self._wanted] = outputs
         self.is_prepared = True
 
-    def encode(
-        self, remaining_s: float
-    ) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
-        """Return path, headers and body of the request to Triton."""
-        size, outputs = len(self._image), self._outputs
-        head = msgspec.json.encode(
-            InferenceRequest(
-                [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})],
-                self._id,
-                outputs,
-                {"timeout": max(1, int(remaining_s * 1e6))},
-            )
-        )
+    def encode(self, remaining_s: float) -> tuple[list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+        """Return headers and body of the request to Triton."""
+        size = len(self._image)
+        inputs = [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})]
+        options: dict[str, Value] = {"timeout": max(1, int(remaining_s * 1e6))}
+        head = msgspec.json.encode(InferenceRequest(inputs, self._id, self._outputs, options))
         headers = [OCTET_STREAM_HEADER, (JSON_LENGTH_HEADER, b"%d" % len(head)), *self._headers]
-        return (
-            self.path,
-            headers,
-            [head, size.to_bytes(LENGTH_BYTES, "little"), self._image],
-        )
+        return headers, [head, size.to_bytes(LENGTH_BYTES, "little"), self._image]
 
     def read(self, response: HttpResponse) -> Any:
         """Return the result.
@@ -289,7 +243,7 @@ class ImageInference:
             result = HttpResult(response.body, None if size is None else int(size))
         except MALFORMED_ERRORS as error:
             raise unreachable("") from error
-        if result.response.get("id", self._id) != self._id:
+        if result.get_response().get("id", self._id) != self._id:
             raise unreachable("")
         if not kind.is_complete(result, 1):
             raise malformed_response("an output is missing or has a wrong shape")
@@ -298,12 +252,12 @@ class ImageInference:
         except Unreachable as error:
             raise malformed_response("an output has a wrong value") from error
         if self._convert:
-            self.values = self._convert(answer, self._parameters)
+            self.values = self._convert(answer)
         return answer
 
     def _rejected(self, response: HttpResponse) -> Failure:
         """Return the error response for an image; the gateway wrote the request, so it cannot be invalid."""
-        failure = failure_of(response)
+        failure = from_triton(response)
         if failure.is_inferred_from_status and failure.code in ("invalid_request", "not_found"):
             return self._not_served()
         failure.message = _MESSAGES.get(failure.code, failure.message)
@@ -326,7 +280,8 @@ async def run(
     """
     outcome, variant = "inference_failed", ""
     try:
-        inference.check(gateway.settings)
+        if isinstance(inference, ImageInference):
+            inference.check(gateway.settings)
         if inference.debt:
             gateway.quotas.take(request.key, inference.debt, is_debt=True)
         result = await _admit_and_send(gateway, request, inference)
@@ -338,26 +293,16 @@ async def run(
         outcome = CLIENT_CLOSED
         raise
     finally:
-        account(gateway, request, inference, outcome, variant)
+        stages_s = inference.stages_s
+        if isinstance(inference, ImageInference):
+            model, endpoint = inference.offered_model, request.endpoint
+            request.images += 1
+            variant = gateway.metrics.count_image(endpoint, model.name, variant, outcome, stages_s)
+            model.recent_load.record(outcome, variant, sum(stages_s.values()))
+            inference.variant = variant
+        else:
+            request.stages_s |= stages_s
     return result
-
-
-def account(
-    gateway: "Gateway",
-    request: "GatewayRequest",
-    inference: "TensorInference | ImageInference",
-    outcome: str,
-    variant: str,
-) -> None:
-    """Record a finished inference: its outcome and the durations of its stages."""
-    if inference.offered_model is None:
-        request.stages_s |= inference.stages_s
-        return
-    request.images += 1
-    inference.variant = gateway.metrics.count_image(
-        request.endpoint, inference.offered_model.name, variant, outcome, inference.stages_s
-    )
-    inference.offered_model.recent_load.record(outcome, inference.variant, sum(inference.stages_s.values()))
 
 
 async def _admit_and_send(
@@ -377,7 +322,7 @@ async def _admit_and_send(
     trace = [(b"traceparent", str(span).encode())] if spans.is_forwarded else []
     result = None
     try:
-        result = await send(gateway.triton, inference, request.remaining_s, trace)
+        result = await send(gateway.models.triton, inference, request.remaining_s, trace)
     except (TimeoutError, asyncio.CancelledError) as error:
         _release_later(slot)
         if isinstance(error, TimeoutError):
@@ -415,10 +360,8 @@ async def send(
     """Send an inference, retrying after faults that are safe to retry, and return its result.
 
     Args:
-        triton: the connections to the server.
-        inference: the inference.
+        inference: its own headers precede `more_headers`.
         get_remaining_s: returns the seconds left, or raises an error.
-        more_headers: headers added to the inference's own.
 
     Raises:
         Failure: the inference failed.
@@ -430,12 +373,12 @@ async def send(
     try:
         while True:
             try:
-                if not inference.is_prepared:
+                if isinstance(inference, ImageInference) and not inference.is_prepared:
                     await inference.prepare(triton, remaining_s)
                     remaining_s = get_remaining_s()
-                path, headers, parts = inference.encode(remaining_s)
+                headers, parts = inference.encode(remaining_s)
                 response = await send_to_triton(
-                    triton, "POST", path, [*headers, *more_headers], parts, remaining_s
+                    triton, "POST", inference.path, [*headers, *more_headers], parts, remaining_s
                 )
                 result = inference.read(response)
             except Failure as failure:
@@ -474,4 +417,4 @@ async def send_to_triton(
         # A network that loses packets also raises TimeoutError, but with an errno.
         if isinstance(error, TimeoutError) and not error.errno:
             raise
-        raise from_error(error) from error
+        raise unreachable(connection_hint(str(error))) from error

@@ -184,10 +184,8 @@ def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need
     """Return the key of a request, or None if it sends no key and needs none.
 
     Args:
-        keys: the valid keys.
         keys_needed: whether classifying and reading need a key; changes always do.
         headers: headers of the request, by lower-case name.
-        need: the operation's requirement.
 
     Raises:
         Failure: the key is missing, unknown, or lacks the scope.
@@ -235,7 +233,6 @@ class Quotas:
         """Take tokens from a key's bucket; callers without a key share one bucket.
 
         Args:
-            key: owner of the bucket.
             tokens: one per image.
             is_debt: take tokens even from an empty bucket, so that later requests wait longer.
 
@@ -254,5 +251,5 @@ class Quotas:
             is_enough = left >= tokens or is_debt
             bucket[:] = now_s, left - tokens if is_enough else left
         if not is_enough:
-            wait_s = (tokens - left) / rate_per_s if rate_per_s else 3600.0
+            wait_s = (tokens - left) / rate_per_s
             raise Failure("rate_limited", f"more than {rate_per_s:g} images per second", wait_s)

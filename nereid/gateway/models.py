@@ -40,7 +40,6 @@ class PublishCommand(Struct, frozen=True):
     """A network to publish.
 
     Attributes:
-        repository: the model repository folder.
         model: name of the model or its route.
         source: the ONNX file.
         share: initial share of the traffic.
@@ -121,7 +120,6 @@ class FixedModels(ModelSource):
     """Models with fixed names, whose routes cannot be changed; for a server elsewhere.
 
     Attributes:
-        fixed: the names.
         url: HOST:PORT of the server's HTTP port, which reports the outputs; "" leaves them unknown.
     """
 

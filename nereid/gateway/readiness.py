@@ -62,18 +62,16 @@ class ReadinessProbe:
         return probing
 
     async def _probe(self) -> Ready:
-        self._result = await self._inferred()
-        return self._result
-
-    async def _inferred(self) -> Ready:
+        result = Ready(True)
         try:
             await self._infer(self._image, PROBE_TIMEOUT_S)
         except TimeoutError:
-            return Ready(False, f"no response within {PROBE_TIMEOUT_S:.3g} s")
+            result = Ready(False, f"no response within {PROBE_TIMEOUT_S:.3g} s")
         except Failure as failure:
             # Overload does not count: moving the load to the next server would overload that one.
             if failure.code != "overloaded":
-                return Ready(False, failure.message)
+                result = Ready(False, failure.message)
         finally:
             self._probed_at = self._clock()
-        return Ready(True)
+        self._result = result
+        return result

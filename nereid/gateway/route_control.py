@@ -89,7 +89,7 @@ class RouteView:
     MAX_CACHE_AGE_S = 1.0
 
     def __init__(self, control: RouteControl, clock: Callable[[], float] = time.monotonic) -> None:
-        self._control, self._clock = control, clock
+        self.control, self._clock = control, clock
         self._reading: asyncio.Task[RouteState] | None = None
         self._read_at = 0.0
 
@@ -100,26 +100,14 @@ class RouteView:
             reading = self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(reading)
 
-    async def set_weights(
-        self, weights: Mapping[str, float], generation: int | None, author: str
-    ) -> RouteState:
-        """Change weights; raises the errors of `RouteControl.set_weights`."""
-        state = await asyncio.to_thread(self._control.set_weights, weights, generation, author)
-        self._reading = None
-        return state
-
-    async def issue_rollout_command(
-        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
-    ) -> RouteState:
-        """Start or control a rollout; raises the errors of `RouteControl.issue_rollout_command`."""
-        state = await asyncio.to_thread(
-            self._control.issue_rollout_command, command, candidate, steps, author
-        )
+    async def change(self, change: Callable[[], RouteState]) -> RouteState:
+        """Call a method of `control` that changes the route, with its arguments, and return the new route."""
+        state = await asyncio.to_thread(change)
         self._reading = None
         return state
 
     async def _read(self) -> RouteState:
         try:
-            return await asyncio.to_thread(self._control.show)
+            return await asyncio.to_thread(self.control.show)
         finally:
             self._read_at = self._clock()

@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 
-from nereid.base.http_connection import HttpConnectionPool
 from nereid.base.tracing.records import Tracer
 from nereid.gateway.admission import Admission, FairQueue
 from nereid.gateway.gateway_metrics import LiveState, Metrics
@@ -28,7 +27,6 @@ class Gateway:
     metrics: Metrics
     previews: Admission
     decompressions: FairQueue
-    triton: HttpConnectionPool
     requires_keys: bool
     recent_predictions: RecentPredictions
     tracer: Tracer | None = None
@@ -72,7 +70,6 @@ def build(
         metrics=Metrics(*in_work, is_shared=shared is not None),
         previews=Admission(1),
         decompressions=FairQueue(lambda: 1),
-        triton=models.triton,
         requires_keys=settings.requires_keys,
         recent_predictions=shared.recent_predictions if shared else RecentPredictions(),
         tracer=Tracer(settings.traces, settings.sampling) if settings.traces else None,

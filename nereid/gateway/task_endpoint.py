@@ -11,7 +11,7 @@ from msgspec import Struct, ValidationError, convert, structs
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.gateway.failures import Code, invalid_request, malformed_response
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
-from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
+from nereid.gateway.http.upload import FORM, JSON, ImageBody, cancel_on_disconnect
 from nereid.gateway.inference import ImageInference, run
 from nereid.gateway.keys import Need
 from nereid.tasks.task import Task
@@ -76,10 +76,7 @@ class Operation:
 
     Attributes:
         run: the handler; its name is the operation's id, the first line of its docstring the summary.
-        need: the required key.
         response_class: class of the response; None if the response is not JSON but has `response_media_type`.
-        query: the query parameters, by name.
-        body: class of the JSON body.
         media_types: media types accepted for the body.
         errors: possible error codes, in addition to those common to all operations.
         is_limited: whether quotas, rule headers and the timeout header apply.
@@ -176,7 +173,7 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
     result_kind = task.entry_point("result")
     fields = structs.fields(endpoint.response_class)[len(Answered.__struct_fields__) : -1]
 
-    def attributes(result: Any, query_parameters: Mapping[str, str]) -> tuple[Any, ...]:
+    def attributes(result: Any, _: Mapping[str, str]) -> tuple[Any, ...]:
         try:
             return tuple(
                 convert(getattr(result, part.name), part.type, from_attributes=True) for part in fields
@@ -205,10 +202,9 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
             request_id,
             top_k=top_k_of(query_parameters),
             debt=cost - 1,
-            convert=values,
-            parameters=query_parameters,
+            convert=lambda result: values(result, query_parameters),
         )
-        with CancelOnDisconnect(request):
+        with cancel_on_disconnect(request):
             result = await run(gateway, request, inference)
         request.variant = inference.variant
         if endpoint.on_result:
@@ -230,7 +226,6 @@ async def run_in_limited_thread(
     """Run an image function in a thread, only one at a time because inferences have priority.
 
     Args:
-        gateway: provides quotas and slots.
         request: the image's request, whose key is charged for the time.
         cost: expected cost, in units of a small photo.
         function: runs to completion, even if nobody is waiting for it any more.

@@ -23,8 +23,6 @@ class TlsListener:
     """Accepts connections on a socket and hands those that complete the handshake in time to a protocol.
 
     Args:
-        opened: the bound socket.
-        context: the TLS context with its certificate.
         protocol: creates the protocol for a connection.
     """
 

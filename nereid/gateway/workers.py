@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -108,7 +107,6 @@ class WorkerPool:
     requests; a second signal stops them immediately.
 
     Args:
-        count: number of workers.
         worker_main: runs in each worker, with its number, until a signal arrives.
         log: called with a line for each restart.
         forget: called with the number of a worker that has exited.
@@ -204,7 +202,11 @@ class WorkerPool:
         except BaseException:
             traceback.print_exc()
         finally:
-            _leave(status)
+            # Do not clean up the copies of the parent's objects.
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
 
     def _ended(self) -> dict[int, int]:
         """Return the exit status, by number, of each worker that has exited since the last call."""
@@ -230,11 +232,3 @@ class WorkerPool:
         for pid in self._number_by_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal_number)
-
-
-def _leave(status: int) -> NoReturn:
-    """Exit a worker without cleaning up its copies of the parent's objects."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)

@@ -1,20 +1,26 @@
 """Checks of a repository in all profiles, without a server: they find most reasons for a failed load."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from nereid.backends.routing import route_file
 from nereid.backends.triton.post_processing import open_post_processing
-from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+from nereid.base.config.model_config import (
+    CONFIGS,
+    FusedSettings,
+    ModelConfig,
+    TensorSpec,
+    read_config,
+    read_pbtxt,
+)
 from nereid.base.errors import InvalidConfig
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.onnx_file import OnnxFile
 from nereid.repository.repository_index import (
-    InvalidLabels,
     backend_of,
     check_label_count,
     config_files,
@@ -27,32 +33,19 @@ from nereid.tasks import entry_point_of_backend
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.inference.signature import validate
 
+ReadNetwork = Callable[[Path], OnnxFile | str]
 
-@dataclass(frozen=True, slots=True)
-class NetworkCache:
-    """The ONNX files of a repository, each read once."""
 
-    read: dict[Path, OnnxFile | str] = field(default_factory=dict)
-
-    def open(self, path: Path) -> OnnxFile:
-        """Return the file, without its weights.
-
-        Raises:
-            InvalidConfig: it cannot be served.
-        """
-        if path not in self.read:
-            try:
-                file = onnx_file.read(path)
-                onnx_file.check_external_data(file)
-                onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
-                onnx_file.check_with_onnx(path)
-                self.read[path] = replace(file, model=None)
-            except onnx_file.InvalidOnnx as error:
-                self.read[path] = str(error)
-        outcome = self.read[path]
-        if isinstance(outcome, str):
-            raise InvalidConfig(outcome)
-        return outcome
+def _read_network(path: Path) -> OnnxFile | str:
+    """Return an ONNX file without its weights, or the reason why it cannot be served."""
+    try:
+        file = onnx_file.read(path)
+        onnx_file.check_external_data(file)
+        onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
+        onnx_file.check_with_onnx(path)
+    except onnx_file.InvalidOnnx as error:
+        return str(error)
+    return replace(file, model=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ class Profile:
     root: Path
     files: Mapping[str, str]
     documents: Mapping[str, Mapping[str, Any]]
-    networks: NetworkCache
+    read_network: ReadNetwork
 
     def backend(self, model: str) -> str:
         """Return the name of the backend that runs `model`."""
@@ -78,8 +71,11 @@ class Profile:
         Raises:
             InvalidConfig: it is missing, or cannot be served.
         """
-        document = self.documents[model]
-        return self.networks.open(onnx_file.network_path(self.root / model / str(version), document))
+        path = onnx_file.network_path(self.root / model / str(version), self.documents[model])
+        outcome = self.read_network(path)
+        if isinstance(outcome, str):
+            raise InvalidConfig(outcome)
+        return outcome
 
     def config(self, model: str, version: int) -> ModelConfig:
         """Return the config of a version, completed as the server completes it.
@@ -94,8 +90,7 @@ class Profile:
 
     def differences_from_plain(self, model: str, named: set[tuple[str, int]]) -> Iterator[str]:
         """Yield the steps of a model's plain config that it does not name in this profile."""
-        plain = self.root / model / "config.pbtxt"
-        expected = {*steps_of(read_pbtxt(plain))} if plain.exists() else set[tuple[str, int]]()
+        expected = {*steps_of(read_config(self.root / model, profile=""))}
         for name, version in sorted(expected - named):
             got = ", ".join(f"version {number} of '{other}'" for other, number in sorted(named - expected))
             yield f"expected version {version} of '{name}', a step of config.pbtxt, got {got}"
@@ -224,12 +219,10 @@ def _differences(who: str, actual: tuple[TensorSpec, ...], expected: tuple[Tenso
     if len(actual) != 1 or not expected:
         yield f"{who}: expected one tensor, got {len(actual)}"
         return
-    actual_text, expected_text = actual[0].type_and_dims, expected[0].type_and_dims
-    if who == ITS_INPUT:
-        actual_text, expected_text = (
-            f"'{actual[0].name}' {actual_text}",
-            f"'{expected[0].name}' {expected_text}",
-        )
+    actual_text, expected_text = (
+        f"'{spec.name}' {spec.type_and_dims}" if who == ITS_INPUT else spec.type_and_dims
+        for spec in (actual[0], expected[0])
+    )
     if actual_text != expected_text:
         yield f"{who}: expected {expected_text}, got {actual_text}"
 
@@ -259,10 +252,10 @@ def check(repository: Path) -> list[ModelFinding]:
         OperationFailed: the package that reads ONNX files is not installed.
     """
     documents, findings = _read_configs(repository)
-    networks = NetworkCache()
+    read_network = cache(_read_network)  # each file once for all profiles
     profiles = sorted({name for model in documents.values() for name in model})
     for name in profiles:
-        profile = _profile(repository, documents, name, networks)
+        profile = _profile(repository, documents, name, read_network)
         for model in profile.documents:
             findings += _check_model(profile, model)
     for folder in _version_folders(repository):
@@ -313,19 +306,16 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Mod
 
 
 def _profile(
-    root: Path, documents: Mapping[str, Mapping[str, Any]], name: str, networks: NetworkCache
+    root: Path, documents: Mapping[str, Mapping[str, Any]], name: str, read_network: ReadNetwork
 ) -> Profile:
     profile_of = {model: name if name in profiles else "" for model, profiles in documents.items()}
     profile_of = {model: profile for model, profile in profile_of.items() if profile in documents[model]}
-    return Profile(
-        root,
-        {
-            model: f"{CONFIGS}/{profile}.pbtxt" if profile else PLAIN_CONFIG
-            for model, profile in profile_of.items()
-        },
-        {model: documents[model][profile] for model, profile in profile_of.items()},
-        networks,
-    )
+    files = {
+        model: f"{CONFIGS}/{profile}.pbtxt" if profile else PLAIN_CONFIG
+        for model, profile in profile_of.items()
+    }
+    used = {model: documents[model][profile] for model, profile in profile_of.items()}
+    return Profile(root, files, used, read_network)
 
 
 def _check_model(profile: Profile, model: str) -> Iterator[ModelFinding]:
@@ -334,7 +324,7 @@ def _check_model(profile: Profile, model: str) -> Iterator[ModelFinding]:
         try:
             for verdict, text in run(profile, model):
                 yield ModelFinding(verdict, model, subject, text)
-        except (InvalidConfig, InvalidLabels, OSError) as error:
+        except (InvalidConfig, OSError) as error:
             yield ModelFinding("fail", model, subject, _line(error))
         except (LookupError, ValueError) as error:  # such as a tensor or step without a name
             text = f"the config is incomplete: {type(error).__name__}: {error}"
@@ -386,13 +376,19 @@ def _networks(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]
             )
 
 
-def _combination(
-    find: Callable[[Profile, str], Iterator[str]], otherwise: str, profile: Profile, model: str
-) -> Iterator[tuple[CheckStatus, str]]:
-    problems = [*find(profile, model)]
-    yield from (("fail", problem) for problem in problems)
-    if not problems:
-        yield "ok", otherwise
+def verdicts(problems: Iterable[str], otherwise: str) -> Iterator[tuple[CheckStatus, str]]:
+    """Yield a failure for each problem, or else `otherwise` as the finding."""
+    failures: list[tuple[CheckStatus, str]] = [("fail", problem) for problem in problems]
+    yield from failures or [("ok", otherwise)]
+
+
+def _ensemble(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
+    otherwise = "its steps are pinned and served, and their tensors fit"
+    return verdicts(_ensemble_problems(profile, model), otherwise)
+
+
+def _fused(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
+    return verdicts(_fused_problems(profile, model), "its parts exist, and their tensors fit")
 
 
 def _preprocess(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
@@ -427,11 +423,11 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
         if not name:
             continue
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise InvalidLabels(
+            raise InvalidConfig(
                 f"label file '{name}' is outside the model's folder, which Triton 26.02 and later refuses"
             )
         if (folder / name).is_symlink():
-            raise InvalidLabels(f"label file '{name}' is a link; fix: replace it by a copy of its target")
+            raise InvalidConfig(f"label file '{name}' is a link; fix: replace it by a copy of its target")
         labels = check_label_count(folder / name, outputs[entry["name"]])
         yield "ok", f"{name} has {labels} labels for output '{entry['name']}'"
 
@@ -439,10 +435,8 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
 # Checks by backend. Backends of tasks have their own; other backends are not checked.
 CHECKS: Mapping[str, Check] = {
     "onnxruntime": _networks,
-    "ensemble": partial(
-        _combination, _ensemble_problems, "its steps are pinned and served, and their tensors fit"
-    ),
-    "fused": partial(_combination, _fused_problems, "its parts exist, and their tensors fit"),
+    "ensemble": _ensemble,
+    "fused": _fused,
     "preprocess": _preprocess,
     "ab_router": _route,
 }

@@ -20,6 +20,7 @@ from nereid.base.processes import available_bytes, available_cores
 from nereid.repository.repository_index import (
     PARTS_BY_BACKEND,
     ROUTE,
+    Documents,
     backend_of,
     parameters_of,
     readable_configs,
@@ -37,8 +38,6 @@ CORES_PER_ROUTE = 8
 # the page cache and other programs need the rest.
 INSTANCE_BYTES, MEMORY_PART = 70_000_000, 0.5
 DRIVER = Path("/proc/driver/nvidia/version")
-
-Documents = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

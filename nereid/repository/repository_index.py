@@ -1,7 +1,7 @@
 """The configs, versions, pinned models, threads and labels of a model repository in one profile."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -9,47 +9,29 @@ from typing import Any
 
 from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, TensorSpec, read_config
 from nereid.base.contract import IMAGE, SCORES
-from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
+from nereid.base.errors import InvalidConfig, WrongUsage
 from nereid.base.processes import available_cores
-from nereid.base.units import escaped, split_lines
+from nereid.base.units import split_lines
 from nereid.tasks import TASK_BY_BACKEND, entry_point_of_backend
 from nereid.tasks.task import AS_MODELS
 from nereid.vision.inference.run_sizes import thread_counts
-
-
-class InvalidLabels(OperationFailed):
-    """The labels do not fit the output."""
 
 
 def check_label_count(labels: Path, output: TensorSpec) -> int:
     """Check that a label file has one line per class of an output; return the number of lines.
 
     Raises:
-        InvalidLabels: the numbers differ, or the file cannot be read.
+        InvalidConfig: the numbers differ, or the file cannot be read.
     """
     try:
         count = len(labels.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidLabels(f"cannot read label file '{labels}': {error}") from None
+        raise InvalidConfig(f"cannot read label file '{labels}': {error}") from None
     if -1 not in output.dims and count != (classes := prod(output.dims)):
-        raise InvalidLabels(
+        raise InvalidConfig(
             f"{labels.name}: expected {classes} labels for the classes of output '{output.name}', got {count}"
         )
     return count
-
-
-def check_label_names(names: Sequence[str], origin: str) -> None:
-    """Refuse class names with characters that affect a terminal, or end a string.
-
-    Raises:
-        WrongUsage: names the first one.
-    """
-    for number, name in enumerate(names, start=1):
-        if (shown := escaped(name)) != name or "\t" in name:
-            raise WrongUsage(
-                f"label {number} of {origin}: expected no control characters, got '{shown[:64]}'; "
-                "fix: --labels FILE with plain names"
-            )
 
 
 def read_labels(path: Path, classes: int = 0) -> tuple[str, ...]:
@@ -182,8 +164,13 @@ class PinnedModel:
     after_version: int = 0
 
 
-def pinned_models(repository: Path, documents: Documents) -> list[PinnedModel]:
-    """Return the pinned models: ensembles with one step on ONNX Runtime, and those that name a network."""
+def pinned_models(repository: Path, documents: Documents | None = None) -> list[PinnedModel]:
+    """Return the pinned models: ensembles with one step on ONNX Runtime, and those that name a network.
+
+    Args:
+        documents: the configs of all models; by default, the plain ones.
+    """
+    documents = readable_configs(repository) if documents is None else documents
     return [pin for name in documents if (pin := _pin(repository, name, documents))]
 
 

@@ -22,7 +22,7 @@ from nereid.base.config.parameters import (
 )
 from nereid.base.errors import InvalidConfig
 from nereid.repository.instance_sizing import BACKENDS
-from nereid.repository.repository_index import backend_of, served_versions
+from nereid.repository.repository_index import backend_of, parameters_of, served_versions
 from nereid.tasks import TASK_BY_BACKEND
 from nereid.vision.inference.run_sizes import thread_counts
 
@@ -60,9 +60,7 @@ def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
         yield "fail", text
     if backend == "onnxruntime":
         yield from _unread_parameters(document)
-        _check_values(
-            {key: value.get("string_value", "") for key, value in document.get("parameters", {}).items()}
-        )
+        _check_values(parameters_of(document))
     read_bounds(document)
 
 
@@ -97,11 +95,10 @@ def _backend(folder: Path, document: Mapping[str, Any]) -> Findings:
     has_steps = "ensemble_scheduling" in document
     if platform and platform not in PLATFORMS:
         yield "fail", f"platform: {_expected(platform, PLATFORMS)}"
-    elif has_steps != (platform == "ensemble") and (has_steps or platform):
-        if has_steps:
-            yield "fail", f'ensemble_scheduling: expected platform "ensemble", got "{platform}"'
-        elif platform == "ensemble":
-            yield "fail", 'platform "ensemble": expected ensemble_scheduling, got none'
+    elif has_steps and platform != "ensemble":
+        yield "fail", f'ensemble_scheduling: expected platform "ensemble", got "{platform}"'
+    elif platform == "ensemble" and not has_steps:
+        yield "fail", 'platform "ensemble": expected ensemble_scheduling, got none'
     if platform and backend and PLATFORMS.get(platform, backend) != backend:
         yield "fail", f'backend: expected "{PLATFORMS[platform]}" for platform "{platform}", got "{backend}"'
     elif backend in IMAGE_BACKENDS:

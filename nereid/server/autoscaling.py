@@ -381,23 +381,20 @@ class InstanceController:
             self._log(f"instances of '{name}' stay {number}, although requests wait: {reason}")
         model.blocked = reason or model.blocked
 
+    def _folder(self, name: str) -> Path:
+        return Path(self._server_info.repository) / name
+
     def _config_time(self, name: str) -> int:
         """Return when a model's config changed, in nanoseconds; 0 if it has none."""
         try:
-            return (
-                config_path(Path(self._server_info.repository) / name, self._server_info.profile)
-                .stat()
-                .st_mtime_ns
-            )
+            return config_path(self._folder(name), self._server_info.profile).stat().st_mtime_ns
         except OSError:
             return 0
 
     def _read_bounds(self, name: str, last_bounds: InstanceBounds | None) -> InstanceBounds | None:
         """Return the bounds in a config, or the last known ones while it cannot be read."""
         try:
-            return read_bounds(
-                read_config(Path(self._server_info.repository) / name, self._server_info.profile)
-            )
+            return read_bounds(read_config(self._folder(name), self._server_info.profile))
         except (InvalidConfig, OSError) as error:
             if last_bounds or BOUNDS in str(error):
                 self._log(f"instances of '{name}' keep their bounds ({last_bounds or 'none'}): {error}")

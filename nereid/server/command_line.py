@@ -106,7 +106,7 @@ def command(
         *_addresses(options, sockets),
         f"--http-header-forward-pattern={FORWARDED_HEADERS}",
         f"--grpc-header-forward-pattern={FORWARDED_HEADERS}",
-        *_python_backends(triton, region_prefix(run_id)),
+        *_python_backends(triton, f"{run_id}-"),
     ]
     if traces and options.sampling:
         args += request_traces.flags(traces, options.sampling)
@@ -155,11 +155,6 @@ def _restricted_apis(options: TritonOptions) -> list[str]:
         f"--http-restricted-api={apis}:{TOKEN_HEADER}={options.token}",
         f"--grpc-restricted-protocol={apis}:{TOKEN_HEADER}={options.token}",
     ]
-
-
-def region_prefix(run_id: str) -> str:
-    """Return the name prefix of a server's shared memory regions."""
-    return f"{run_id}-"
 
 
 def environment(triton: Installation, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -72,7 +72,8 @@ def unservable_models(options: TritonOptions) -> dict[str, str]:
         if problem := fatal_problem(repository / name, document) or _bounds_problem(document):
             reasons[name] = f"model '{name}': {problem}"
             continue
-        for model, version in _versions(repository / name, document):
+        needed = [(name, version) for version in served_versions(repository / name, document)]
+        for model, version in [*needed, *steps_of(document)]:
             if problem := damage(repository / model / str(version)):
                 text = f"version {version} of '{model}' is damaged: {problem}; fix: {RESTORE}"
                 reasons[name] = f"model '{name}': {text}"
@@ -96,13 +97,6 @@ def _dependents_of(unserved: Mapping[str, str], documents: Documents) -> Iterato
         steps = () if name in unserved else served_steps(document)
         if step := next((model for model, _ in steps if model in unserved), None):
             yield name, f"model '{name}': its step '{step}' is not served"
-
-
-def _versions(folder: Path, document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the versions that a model needs: its own and those it runs itself."""
-    for version in served_versions(folder, document):
-        yield folder.name, version
-    yield from steps_of(document)
 
 
 class EnvironmentFolders:

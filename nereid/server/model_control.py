@@ -57,11 +57,6 @@ class Instances:
 NOT_LOADED = Instances(0, False, None)
 
 
-def token_headers(server_info: ServerInfo) -> dict[str, str]:
-    """Return the gRPC metadata that authorizes calls to a server's administrative APIs."""
-    return {GRPC_TOKEN_HEADER: server_info.token} if server_info.token else {}
-
-
 class ModelControl:
     """Loads and unloads models of a running server.
 
@@ -72,7 +67,7 @@ class ModelControl:
         self, server_info: ServerInfo, response_s: float = RESPONSE_TIMEOUT_S, load_s: float = LOAD_TIMEOUT_S
     ) -> None:
         self._server_info, self._url = server_info, server_info.url("grpc")
-        self._headers = token_headers(server_info)
+        self._headers = {GRPC_TOKEN_HEADER: server_info.token} if server_info.token else {}
         self._response_s, self._load_s = response_s, load_s
 
     def is_ready(self, model: str, version: int) -> bool:

@@ -173,8 +173,9 @@ def serve(
         with contextlib.ExitStack() as stack:
             port, metrics = 0, [job.metrics for job in jobs]
             if serve_options.health_port is not None:
-                more = partial(_joined, metrics)
-                pages = partial(health_page.page, health, more_metrics=more)
+                pages = partial(
+                    health_page.page, health, more_metrics=lambda: "".join(page() for page in metrics)
+                )
                 port = stack.enter_context(
                     health_page.serve(pages, options.host, serve_options.health_port, "health")
                 )
@@ -206,10 +207,6 @@ def _completed(serve_options: ServeOptions) -> TritonOptions:
     return replace(
         options, token=token, allows_incomplete_configs=allows_incomplete_configs, sampling=sampling
     )
-
-
-def _joined(metrics: Sequence[Callable[[], str]]) -> str:
-    return "".join(page() for page in metrics)
 
 
 @dataclass(frozen=True, slots=True)

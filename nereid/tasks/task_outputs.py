@@ -1,6 +1,6 @@
 """The interface of a task: everything that routes, shadows and drift need to know about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -58,12 +58,19 @@ class QualitySignals:
         return {"confidence": self.confidence, "entropy": self.entropy, "found": self.found}
 
 
+def signals_of_findings(
+    confidences: np.ndarray, statistic: Callable[[np.ndarray], float], unit: str
+) -> QualitySignals | None:
+    """Return a statistic of an image's confidences, and their number; None if they are not finite."""
+    if not np.isfinite(confidences).all():
+        return None
+    count = confidences.size
+    confidence = [min(1.0, float(statistic(confidences)))] if count else ()
+    return QualitySignals(confidence, found=[count], attributes={unit: count})
+
+
 class TaskOutputs(Protocol):
     """A task."""
-
-    @property
-    def name(self) -> str:
-        """Its name, as in `nereid add --task NAME`."""
 
     @property
     def outputs(self) -> tuple[str, ...]:

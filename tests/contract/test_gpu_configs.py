@@ -75,4 +75,4 @@ def test_preprocessing_has_a_limit_of_memory():
     model_config = config(relative)
 
     tensor_bytes = model_config.max_batch_size * 3 * 224 * 224 * 4
-    assert PreprocessSettings.from_config(model_config).resources.gpu_memory_limit_bytes > 4 * tensor_bytes
+    assert PreprocessSettings.from_config(model_config).gpu_memory_limit_bytes > 4 * tensor_bytes

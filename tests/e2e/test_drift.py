@@ -21,7 +21,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.prometheus_text import MetricSamples
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import VariantDrift
-from nereid.insight.drift.monitor import Monitor, MonitoredServer, Timing
+from nereid.insight.drift.monitor import Monitor
 from nereid.insight.drift.recording import CLASSES_DELAY_S, series_counts
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
@@ -35,8 +35,6 @@ pytestmark = pytest.mark.nightly(minutes=3)  # the references need a minute of t
 SIGNALS = {*recording.SIGNALS} - {"found"}
 GAUGES = ("window_requests", "reference_age_seconds")
 ROUTE, PHOTOS, SENT = "classify", 320, 260
-# The window is one look; a real one has the last hour.
-TIMING = Timing(interval_s=60, window_s=3600, min_requests=200)
 Change = Callable[[Image.Image], Image.Image]
 # All photos in these packages, without charts, silhouettes and pages of text.
 PACKAGED = {
@@ -116,12 +114,7 @@ class World:
         return folder
 
     def monitor(self) -> Monitor:
-        made = Monitor(
-            self.repository,
-            lambda: MonitoredServer(self.served.server_info, self.folder),
-            self.log.append,
-            TIMING,
-        )
+        made = Monitor(self.repository, lambda: (self.served.server_info, self.folder), self.log.append)
         made.poll()
         return made
 

@@ -13,7 +13,6 @@ import onnx
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.server.command_line import region_prefix
 from tests.networks import assert_same, connect, infer, serve
 from tests.routes import NETWORK, X, adding, store_adding, wait_until
 from tests.tables import cases
@@ -122,7 +121,7 @@ def test_killed_server_leaves_no_shared_memory(tmp_path):
     with serve(tmp_path / "models", tmp_path / "run") as running, connect(running) as client:
         publish(running, "short_lived", 1)
         client.load_model("short_lived")
-        pattern = f"{region_prefix(running.id)}*"
+        pattern = f"{running.id}-*"
         assert [*Path("/dev/shm").glob(pattern)]
 
         os.killpg(running.pid, signal.SIGKILL)

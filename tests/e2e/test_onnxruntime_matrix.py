@@ -16,7 +16,7 @@ from onnx import helper
 
 from nereid.base import prometheus_text
 from nereid.base.prometheus_text import MetricSamples
-from nereid.vision.inference import shared_weights
+from nereid.vision.inference import shared_weights, version_state
 from tests.e2e.conftest import group_members, url
 from tests.networks import (
     DATATYPES,
@@ -268,7 +268,7 @@ def test_all_instances_map_the_same_file(server):
     """Instances that start together write one file and map it; a later load does not write it again."""
     rng = np.random.default_rng(1)
     requests = [{"x": rng.standard_normal((rows, 64)).astype(np.float32)} for rows in (1, 2, 8, 3) * 4]
-    weights_folder = shared_weights.folder_of(server.options.repository / "shared", 1)
+    weights_folder = version_state.folder_of(server.options.repository / "shared", 1, shared_weights.FOLDER)
 
     answers = infer_together(server, "shared", requests)
 

@@ -105,8 +105,8 @@ def test_only_pages_that_have_bars_and_are_searched_have_barcodes():
     plain.read([marked])
 
     assert [line.text for line in lines] == ["HELLO WORLD 2026"]
-    assert [[barcode.text for barcode in page] for page in reads.barcodes] == [["hello"], [], []]
-    assert plain.barcodes == [[]]
+    assert [[barcode.text for barcode in file.barcodes] for file in reads.files] == [["hello"], [], []]
+    assert plain.files[0].barcodes == []
 
 
 @cases(

@@ -83,7 +83,7 @@ def test_bucket_that_lags_behind_counts_once():
     ]
     history = History()
     for number, (before, after) in enumerate(pairwise(pages)):
-        history.add(RecordedInterval(NOW + number, 1.0, series_counts(after - before)))
+        history.slots.append(RecordedInterval(NOW + number, 1.0, series_counts(after - before)))
 
     window, _ = history.window(NOW + 1, 3600)
 
@@ -102,7 +102,7 @@ def test_value_on_a_bound_belongs_to_the_bucket_below_it():
 def test_history_is_bounded():
     history = History(max_slots=10)
     for number in range(1000):
-        history.add(RecordedInterval(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
+        history.slots.append(RecordedInterval(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
     line = 'nereid_image_aspect_bucket{{le="+Inf",model="m{}",version="1"}} 1\n'
 
     page = series_counts(MetricSamples.parse("".join(line.format(number) for number in range(5000))))
@@ -115,7 +115,7 @@ def test_history_is_bounded():
 def test_window_has_only_recent_slots(tmp_path):
     history = History()
     for age_s in (7200, 3000, 10):
-        history.add(RecordedInterval(NOW - age_s, 60.0, {"route|r|v1|7|entropy": {"0.1": age_s}}))
+        history.slots.append(RecordedInterval(NOW - age_s, 60.0, {"route|r|v1|7|entropy": {"0.1": age_s}}))
     history.store(tmp_path)
 
     copy = History.load(tmp_path)
@@ -132,7 +132,7 @@ def test_classes_count_only_with_their_reference():
     history = History()
     classes, entropy = "route|r|v1|7|class", "route|r|v1|7|entropy"
     for age_s in (300, 40, 10):
-        history.add(RecordedInterval(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
+        history.slots.append(RecordedInterval(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
 
     assert history.window(NOW, 3600, NOW - 60) == ({classes: {"0": 2}, entropy: {"0.1": 3}}, 30)
     assert history.window(NOW, 3600, NOW - 52) == ({classes: {"0": 1}, entropy: {"0.1": 3}}, 30)
@@ -185,10 +185,11 @@ def test_reference_of_another_model_is_not_used(target, reason):
     assert why_not(target, None) == "the route has no reference"
 
 
-def test_reference_survives_its_file(root):
+def test_reference_survives_its_file(root, tmp_path):
     schema = json.loads((root / "docs" / "reference.schema.json").read_text())
+    (path := tmp_path / "r.reference.json").write_bytes(WRITTEN)
 
-    assert reference_file.parse_reference(WRITTEN, "r") == reference_of(drawn(1))
+    assert reference_file.read_reference(path) == reference_of(drawn(1))
     Draft202012Validator(schema).validate(json.loads(WRITTEN))
 
 
@@ -200,9 +201,11 @@ def test_reference_survives_its_file(root):
     misspelt=WRITTEN.replace(b'"bounds"', b'"bonds"', 1),
     other_classes=WRITTEN.replace(b'"classes": [\n  0,', b'"classes": ['),
 )
-def test_wrong_reference_is_rejected(text):
+def test_wrong_reference_is_rejected(text, tmp_path):
+    (path := tmp_path / "r.reference.json").write_bytes(text)
+
     with pytest.raises(InvalidConfig, match="nereid drift baseline"):
-        reference_file.parse_reference(text, "r.reference.json")
+        reference_file.read_reference(path)
 
 
 def test_reference_is_read_again_when_it_changes(tmp_path):
@@ -224,7 +227,9 @@ def recorded(seconds: float, measured: VariantSignals) -> History:
     history = History()
     for number in range(10):
         grown = measured.window if number == 9 else {}
-        history.add(RecordedInterval(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown))
+        history.slots.append(
+            RecordedInterval(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown)
+        )
     return history
 
 
@@ -267,7 +272,7 @@ def test_gauges_have_every_signal():
 def test_shadows_agree_over_time():
     history = History()
     for age_s, agreed in ((4000, 5), (100, 8), (50, 1)):
-        history.add(
+        history.slots.append(
             RecordedInterval(NOW - age_s, 60, {"shadow|r|s": {"agreed": agreed, "disagreed": 1, "shed": 9}})
         )
 

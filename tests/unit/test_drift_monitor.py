@@ -12,7 +12,7 @@ from nereid.backends.routing import reference_file
 from nereid.backends.triton.metrics import ROUTE_QUALITY_METRICS
 from nereid.base.errors import OperationFailed
 from nereid.insight.drift.drift_report import report
-from nereid.insight.drift.monitor import STATE_FILE, DriftState, Monitor, MonitoredServer, Timing
+from nereid.insight.drift.monitor import STATE_FILE, DriftState, Monitor, MonitoredServer
 from nereid.insight.drift.recording import RECORDING_FILE
 from nereid.server.ports import Ports
 from nereid.server.run_dir import GatewayInfo, ServerInfo
@@ -35,13 +35,12 @@ class World:
         self.now, self.pid, self.log = 1e9, 1, list[str]()
         self.counts = dict.fromkeys(BOUNDS, 0)
         self.port, self.is_running = 0, True
-        timing = Timing(60, 3600, 200)
-        self.monitor = Monitor(self.repository, self.find, self.log.append, timing, lambda: self.now)
+        self.monitor = Monitor(self.repository, self.find, self.log.append, lambda: self.now)
 
     def find(self) -> MonitoredServer | None:
         ports = Ports(1, 2, self.port)
         server_info = ServerInfo(self.pid, "127.0.0.1", ports, str(self.repository), "ensemble", "")
-        return MonitoredServer(server_info, self.run_dir) if self.is_running else None
+        return (server_info, self.run_dir) if self.is_running else None
 
     def page(self, path: str) -> health.HttpPage:
         labels = 'model_instance="r_0_0",route="r",variant="v1",version="1"'

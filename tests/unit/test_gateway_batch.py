@@ -4,6 +4,7 @@ import asyncio
 import base64
 import logging
 from dataclasses import replace
+from functools import partial
 
 from PIL import Image
 
@@ -155,7 +156,7 @@ async def test_changed_weights_are_shown_immediately():
     await view.show()
     await view.show()
     assert len(reads) == 1
-    await view.set_weights({"v1": 1}, None, "me")
+    await view.change(partial(control.set_weights, {"v1": 1}, None, "me"))
     await view.show()
     assert len(reads) == 2
 

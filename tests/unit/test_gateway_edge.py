@@ -15,7 +15,7 @@ from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, Uploads, read_form
 from nereid.gateway.settings import GatewaySettings
-from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
+from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, send
 from tests.tables import cases, rows
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -274,7 +274,7 @@ def test_long_header_is_not_echoed():
 
 
 def test_one_key_uses_at_most_its_share():
-    first, second = key("first"), key("second")
+    first, second = "first", "second"
     buffers = UploadBuffers(100, 50)
     buffers.acquire(first, 30)
     buffers.acquire(first, 20)
@@ -282,11 +282,11 @@ def test_one_key_uses_at_most_its_share():
     with pytest.raises(Failure, match="retry later"):
         buffers.acquire(first, 1)
     buffers.acquire(second, 30)
-    buffers.acquire(None, 20)
+    buffers.acquire("", 20)
     with pytest.raises(Failure, match="retry later"):
-        buffers.acquire(None, 1)
+        buffers.acquire("", 1)
 
-    for owner, size in ((first, 20), (first, 30), (second, 30), (None, 20)):
+    for owner, size in ((first, 20), (first, 30), (second, 30), ("", 20)):
         buffers.release(owner, size)
     for owner in (first, second):
         buffers.acquire(owner, 50)
@@ -296,7 +296,7 @@ def test_one_key_buffers_two_of_the_largest_requests():
     """Four keys together have as much as the gateway takes."""
     settings = GatewaySettings()
     buffers, largest = Uploads(settings).buffers, settings.max_body_bytes
-    for owner in map(key, "abcd"):
+    for owner in "abcd":
         for _ in range(2):
             buffers.acquire(owner, largest)
         with pytest.raises(Failure, match="retry later"):
@@ -376,9 +376,9 @@ def test_buffered_bodies_count_in_the_limit():
     made = gateway(Upstream(), GatewaySettings(max_body_bytes=1000, max_buffered_bytes=2000))
 
     def status_while_held(held: int) -> int:
-        made.uploads.buffers.acquire(None, held)
+        made.uploads.buffers.acquire("", held)
         status = send(made, "POST", "/predict", content=bytes(600)).status_code
-        made.uploads.buffers.release(None, held)
+        made.uploads.buffers.release("", held)
         return status
 
     assert [status_while_held(held) for held in (400, 401, 400)] == [200, 429, 200]

@@ -137,7 +137,7 @@ async def test_other_limits_of_a_connection(frames, expected, monkeypatch):
 @asynchronous
 async def test_budget_is_that_of_one_address(monkeypatch):
     """While one address is over its budget, another one without a key is served."""
-    restrict(monkeypatch, PEER_LIMITS, {"keyless_starts": 5, "keyless_starts_per_s": 0})
+    restrict(monkeypatch, PEER_LIMITS, {"keyless_starts": (5, 0)})
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (_, _, at):
         gate.set()
         spender = await Client.connect(at, source="127.0.0.2")
@@ -247,7 +247,7 @@ class Client:
     def begin(self, name: str, secret: str = "infer", size: int = 0, is_complete: bool = False) -> int:
         """Begin a call, and send a part of its message, or a whole one."""
         stream = self.http2.get_next_available_stream_id()
-        self.http2.send_headers(stream, [*headers(Front(0, 0), name, secret), ("grpc-timeout", "30S")])
+        self.http2.send_headers(stream, [*headers(name, secret), ("grpc-timeout", "30S")])
         declared = size if is_complete else size + 1
         sent = b"\0" + declared.to_bytes(4) + bytes(size)
         for at in range(0, len(sent), 2**14):
@@ -395,7 +395,7 @@ async def test_connections_are_limited(monkeypatch, of, limit, secret, ends):
 
 @asynchronous
 async def test_cancelled_calls_of_a_key_are_limited(monkeypatch):
-    restrict(monkeypatch, KEY_LIMITS, {"resets": 3, "resets_per_s": 0})
+    restrict(monkeypatch, KEY_LIMITS, {"resets": (3, 0)})
     async with door() as (_, _, at):
         client, other = await Client.connect(at), await Client.connect(at)
         for _ in range(3):
@@ -505,7 +505,7 @@ async def test_answer_waits_for_a_window(monkeypatch):
 async def test_late_message_ends_the_call():
     async with door() as (_, server, at):
         client = await Client.connect(at)
-        client.http2.send_headers(1, [*headers(at, "ModelInfer", "infer"), ("grpc-timeout", "50m")])
+        client.http2.send_headers(1, [*headers("ModelInfer", "infer"), ("grpc-timeout", "50m")])
         client._send()
         await until(lambda: client.statuses)
 

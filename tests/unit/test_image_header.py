@@ -9,7 +9,7 @@ from loadtest.attack.image_mutations import mutated_files
 from nereid.base.assets import COFFEE
 from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import ImageLimits, open_image
-from nereid.vision.imaging.formats.image_header import UNKNOWN_COST, estimate_cost, read_header
+from nereid.vision.imaging.formats.image_header import UNKNOWN_COST, estimate_header_cost, read_header
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 
@@ -54,8 +54,8 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
 def test_file_costs_what_the_decoder_finds(encoded, expected):
     assert open_image(encoded, ImageLimits()).size_wh == (SIDE, SIDE)
 
-    assert estimate_cost(encoded, MAX_PIXELS) == expected
-    assert estimate_cost(memoryview(encoded), MAX_PIXELS) == expected
+    assert estimate_header_cost(read_header(encoded), MAX_PIXELS) == expected
+    assert estimate_header_cost(read_header(memoryview(encoded)), MAX_PIXELS) == expected
 
 
 @cases(
@@ -73,7 +73,7 @@ def test_file_costs_what_the_decoder_finds(encoded, expected):
 )
 def test_file_that_no_decoder_has_seen_costs_enough(encoded, expected):
     """Unknown is large, unless it is certain that no decoder opens it."""
-    assert estimate_cost(encoded, MAX_PIXELS) == expected
+    assert estimate_header_cost(read_header(encoded), MAX_PIXELS) == expected
 
 
 @pytest.mark.filterwarnings("ignore")

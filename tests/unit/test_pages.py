@@ -76,9 +76,9 @@ def test_every_page_is_read_and_tells_its_number(form):
     expected = [("HELLO WORLD 2026", 1), ("second row", 3), ("third row", 3)]
     assert [(line.text, line.page) for line in lines] == expected
     assert (str(other)[:14], [line.page for line in single]) == ("invalid image:", [1, 1])
-    ratios = [width / height for width, height in reads.sizes_wh[0]]
+    ratios = [width / height for width, height in reads.files[0].sizes_wh]
     assert ratios == pytest.approx([image.width / image.height for image in (WIDE, BLANK, HIGH)], rel=0.01)
-    assert [len(sizes) for sizes in reads.sizes_wh] == [3, 0, 1]
+    assert [len(file.sizes_wh) for file in reads.files] == [3, 0, 1]
 
 
 def test_thumbnail_in_a_tiff_is_no_page():
@@ -91,7 +91,7 @@ def test_thumbnail_in_a_tiff_is_no_page():
 
     (lines,) = reads.read([target.getvalue()])
 
-    assert ([line.page for line in lines], len(reads.sizes_wh[0])) == ([1, 2, 2], 2)
+    assert ([line.page for line in lines], len(reads.files[0].sizes_wh)) == ([1, 2, 2], 2)
 
 
 def test_tiff_of_many_images_is_refused(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.models.publish.examination import ExaminationLimits, Rejected
-from nereid.models.publish.importing.adaptation import TO_FP16, convert_to_fp16
+from nereid.models.publish.importing.adaptation import convert_to_fp16
 from nereid.models.publish.publisher import publish
 from tests.networks import constant, identity, store, written
 from tests.publishing import unchanged
@@ -30,7 +30,7 @@ def test_weights_are_fp16_and_tensors_fp32(tmp_path):
     before, x = path.stat().st_size, np.eye(64, dtype=np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
 
-    assert convert_to_fp16(path) == TO_FP16
+    convert_to_fp16(path)
 
     (output,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
     assert output.dtype == np.float32

@@ -18,7 +18,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.vision.imaging.decode import ImageLimits, open_image
-from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
+from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
 from nereid.vision.imaging.preprocessor import CpuPreprocessor, preview
 from nereid.vision.imaging.transform import Transform
 from tests.commands import captured
@@ -72,10 +72,10 @@ def settings(folder, parameters, **output):
 )
 def test_preset_stands_for_its_numbers(parameters, expected, tmp_path):
     preset = parameters.get("preset", "")
-    shorthand = Shorthand(preset, float(PRESETS.get(preset, {}).get("scale", 0)))
+    scale = float(PRESETS.get(preset, {}).get("scale", 0))
 
     assert settings(tmp_path, parameters) == PreprocessSettings(
-        expected, ImageLimits(), Resources(), shorthand
+        expected, ImageLimits(), preset=preset, scale=scale
     )
 
 
@@ -114,7 +114,7 @@ def test_every_parameter_is_read(tmp_path):
         background_color=(10, 11, 12),
         exif_orientation=False,
     )
-    assert read == PreprocessSettings(transform, ImageLimits(13, 14, 15), Resources(16, 17), Shorthand())
+    assert read == PreprocessSettings(transform, ImageLimits(13, 14, 15), 16, 17)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -287,7 +287,7 @@ LEVELS = {"mean": (127.0, 110.0, 90.0), "std": (128.0, 60.0, 50.0)}
 
 def shown_settings(**fields) -> PreprocessSettings:
     transform = Transform(SIDE, SIDE, resize="exact", **fields)
-    return PreprocessSettings(transform, ImageLimits(), Resources(), Shorthand())
+    return PreprocessSettings(transform, ImageLimits())
 
 
 @rows(*itertools.product(("NCHW", "NHWC"), ("RGB", "BGR"), ("FP32", "FP16", "UINT8")))

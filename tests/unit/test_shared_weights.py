@@ -14,7 +14,7 @@ import pytest
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
-from nereid.vision.inference import network_file, session_options, shared_weights
+from nereid.vision.inference import network_file, session_options, shared_weights, version_state
 from nereid.vision.inference.session import Session
 from tests.networks import store, tensor, value, written
 from tests.tables import cases
@@ -46,7 +46,7 @@ def opened(path):
 
 
 def place(path):
-    return shared_weights.folder_of(path.parents[1], int(path.parent.name))
+    return version_state.folder_of(path.parents[1], int(path.parent.name), shared_weights.FOLDER)
 
 
 def copies(path) -> list:

@@ -55,7 +55,7 @@ def test_stubs_in_use_are_the_youngest_of_each_version():
     stubs.update(all_of_them, {stub.process: LIVES for stub in all_of_them}, 0)
 
     assert stubs.find_active("model_0_0") == [REPLACEMENT, OTHER_VERSION]
-    assert stubs.instances([FIRST.process, SECOND.process]) == {"model_0_1"}
+    assert stubs.filter_active([FIRST.process, SECOND.process]) == [SECOND]
     assert stubs.stubs_of_versions("model", [2]) == [OTHER_VERSION]
 
 

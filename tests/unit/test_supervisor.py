@@ -16,23 +16,14 @@ from nereid.server.supervision.supervisor import (
     REPAIR_DELAYS_S,
     Command,
     End,
-    Event,
     FindStubs,
-    IndexRead,
-    InstancesChanged,
     Kill,
     Log,
     Probe,
-    ProbeEnded,
     ProbeSoon,
-    ProcessesSeen,
     ReadIndex,
     Reload,
-    Reloaded,
-    RepairInterrupted,
     ReportBroken,
-    RoundStarted,
-    ServerEnded,
     Supervisor,
 )
 from tests.tables import cases
@@ -61,24 +52,21 @@ class Driver:
         self.see()
         self.round()
 
-    def step(self, event: Event, later_s: float = 0.0) -> list[Command]:
-        self.now_s += later_s
-        return self.supervisor.step(event, self.now_s)
-
     def see(self, find: bool = True, later_s: float = 0.0, **states: str) -> list[Command]:
         """Observe the processes; with new states, by pid, of some of them."""
+        self.now_s += later_s
         for name, state in states.items():
             pid = int(name.removeprefix("pid"))
             self.states |= {process: state for process in self.states if process.pid == pid}
         living = tuple(stub for stub in self.found if self.states.get(stub.process) != ENDED)
-        return self.step(ProcessesSeen(self.states, living if find else None), later_s)
+        return self.supervisor.see(self.states, living if find else None, (), self.now_s)
 
     def report(self, *pids: int) -> list[Command]:
-        return self.step(ProcessesSeen(self.states, self.found, pids))
+        return self.supervisor.see(self.states, self.found, pids, self.now_s)
 
     def round(self, *models: str) -> list[Command]:
         """Start a round of probes; without models, nothing takes images."""
-        return self.step(RoundStarted(READY, models, models))
+        return self.supervisor.start_round(READY, models, models)
 
     def die(self, stub: Stub = FIRST) -> list[Command]:
         """Let a stub die and return the commands once it is known to be dead."""
@@ -87,15 +75,33 @@ class Driver:
 
     def repair(self, refusal: str = "", took_s: float = 0.5) -> list[Command]:
         """Have the index read and the model loaded again; returns the commands of the end."""
-        (order,) = self.step(IndexRead(READY))
+        (order,) = self.start_repair()
         assert isinstance(order, Reload)
-        return self.step(Reloaded(refusal), took_s)
+        return self.end_repair(refusal, took_s)
+
+    def start_repair(self, ready: dict[str, set[int]] = READY) -> list[Command]:
+        return self.supervisor.start_repair(ready, self.now_s)
+
+    def end_repair(self, refusal: str = "", took_s: float = 0.0) -> list[Command]:
+        self.now_s += took_s
+        return self.supervisor.end_repair(refusal, self.now_s)
+
+    def interrupt_repair(self) -> list[Command]:
+        return self.supervisor.interrupt_repair(self.now_s)
+
+    def change_instances(self) -> None:
+        """Have Triton start new instances of the model for all old ones."""
+        assert self.supervisor.change_instances("eyes", [stub.process for stub in BOTH], self.now_s) == []
 
     def add(self, stub: Stub) -> None:
         self.found, self.states = (*self.found, stub), self.states | {stub.process: LIVES}
 
-    def judge(self, probe: Probe, failure: str | None = UNHEALTHY) -> list[Command]:
-        return self.step(ProbeEnded(probe, failure, self.now_s))
+    def judge(
+        self, probe: Probe, failure: str | None = UNHEALTHY, started_at: float | None = None
+    ) -> list[Command]:
+        """End a probe that began now or at a time."""
+        start = self.now_s if started_at is None else started_at
+        return self.supervisor.end_probe(probe, failure, start, self.now_s)
 
     def replace_all(self, *stubs: Stub) -> None:
         self.found, self.states = stubs, {stub.process: LIVES for stub in stubs}
@@ -113,12 +119,12 @@ def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
     assert driver.see(find=False, later_s=2 * DEAD_AFTER_S) == [FindStubs()]
     assert driver.see() == [DEAD, ReadIndex()]
     assert driver.see() == [DEAD]
-    assert driver.step(IndexRead(READY)) == [BY_PID]
+    assert driver.start_repair() == [BY_PID]
     assert driver.see() == [ReportBroken({"eyes": "is being loaded again"})]
     driver.add(NEW)
     driver.add(NEXT)
     driver.see(later_s=0.5)
-    done = driver.step(Reloaded())
+    done = driver.end_repair()
 
     assert done == [Log("model 'eyes' version 1 had a dead stub (found by pid): loaded again in 0.5 s")]
     assert driver.see() == [ReportBroken({})]
@@ -128,12 +134,12 @@ def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
 def test_stub_of_an_unserved_version_is_not_repaired(driver, ready):
     """The index decides, also if it was read only for the repair; the next observation tries again."""
     assert driver.die() == [DEAD, ReadIndex()]
-    assert driver.step(IndexRead(ready)) == []
+    assert driver.start_repair(ready) == []
     assert driver.see() == [DEAD, ReadIndex()]
-    assert driver.step(RepairInterrupted()) == []
+    assert driver.interrupt_repair() == []
     assert driver.see() == [DEAD, ReadIndex()]
-    driver.step(RepairInterrupted())
-    driver.step(RoundStarted(ready, (), ()))
+    driver.interrupt_repair()
+    driver.supervisor.start_round(ready, (), ())
     assert driver.see() == [ReportBroken({})]
 
 
@@ -171,11 +177,11 @@ def test_calm_time_resets_the_waits(driver):
 def test_instance_that_a_repair_does_not_start_again_stays_gone(driver):
     """The load may start fewer instances than before: the machine may serve more models meanwhile."""
     assert driver.die(SECOND) == [ReportBroken({"eyes": "the process of 'eyes_0_1' is dead"}), ReadIndex()]
-    driver.step(IndexRead(READY))
+    driver.start_repair()
     driver.add(NEW)
     driver.see()
 
-    done = driver.step(Reloaded())
+    done = driver.end_repair()
 
     assert done[1:] == [Log(FEWER)]
     assert driver.see() == [ReportBroken({})]
@@ -191,7 +197,7 @@ def test_polled_instance_that_a_repair_does_not_start_again_is_given_up():
     driver.see()
 
     assert driver.see(later_s=POLL_MODE_DELAY_S + 1)[-1] == ReadIndex()
-    assert driver.step(IndexRead(READY)) == [Log(FEWER)]
+    assert driver.start_repair() == [Log(FEWER)]
     assert driver.see()[-1] == ReportBroken({})
 
 
@@ -201,10 +207,10 @@ def test_repairs_that_do_not_help_wait_longer_and_say_so(driver):
     delays_s = [min(wait_s, MAX_ACCEPTED_S) for wait_s in REPAIR_DELAYS_S]
     for number, delay_s in enumerate(delays_s):
         driver.die(stub)
-        driver.step(IndexRead(READY))
+        driver.start_repair()
         stub = replace(FIRST, process=Process(50 + number, 1000 + number))
         driver.replace_all(stub)
-        (line,) = driver.step(Reloaded())
+        (line,) = driver.end_repair()
         waits.append(line.text.partition("; ")[2])
         driver.see(later_s=delay_s)
 
@@ -216,15 +222,13 @@ def test_other_models_do_not_wait_for_a_refused_one():
     driver = Driver(stubs=(*BOTH, OTHER))
     driver.see(pid10=ENDED, pid12=ENDED)
     driver.see(later_s=2 * DEAD_AFTER_S)
-    (first,) = driver.step(IndexRead(READY))
+    (first,) = driver.start_repair()
 
-    commands = driver.step(Reloaded("bad file"))
+    commands = driver.end_repair("bad file")
 
     assert isinstance(first, Reload)
     assert commands[1:] == [ReadIndex()]
-    assert driver.step(IndexRead(READY)) == [
-        Reload(({"eyes", "other"} - {first.model}).pop(), first.versions, "pid")
-    ]
+    assert driver.start_repair() == [Reload(({"eyes", "other"} - {first.model}).pop(), first.versions, "pid")]
 
 
 def test_polled_repository_gets_time_until_the_next_look():
@@ -239,11 +243,11 @@ def test_polled_repository_gets_time_until_the_next_look():
 
 def test_stub_with_a_failed_device_is_replaced(driver):
     assert driver.report(FIRST.process.pid) == [FAILED, ReadIndex()]
-    assert driver.step(IndexRead(READY)) == [Reload("eyes", frozenset({1}), "device")]
+    assert driver.start_repair() == [Reload("eyes", frozenset({1}), "device")]
     driver.add(NEW)
     driver.add(NEXT)
     driver.see(later_s=0.5)
-    (line,) = driver.step(Reloaded())
+    (line,) = driver.end_repair()
 
     assert line == Log("model 'eyes' version 1 had a failed device: loaded again in 0.5 s")
     assert driver.see() == [ReportBroken({})]
@@ -263,13 +267,13 @@ def test_server_without_model_control_is_restarted():
     driver.die()
 
     reason = "a stub of 'eyes' died, and this mode does not allow loading models"
-    assert driver.step(IndexRead(READY)) == [End(reason)]
+    assert driver.start_repair() == [End(reason)]
     assert driver.see() == [DEAD]
     assert driver.supervisor.is_emptied(BOTH)
 
 
 def test_ended_server_ends_the_supervision_once(driver):
-    assert [driver.step(ServerEnded()) for _ in range(2)] == [[End("")], []]
+    assert [driver.supervisor.end() for _ in range(2)] == [[End("")], []]
 
 
 def test_each_image_model_has_one_probe_at_a_time(driver):
@@ -293,8 +297,8 @@ def test_second_verdict_on_an_instance_kills_and_repairs_it(driver):
 
     assert again == Probe("eyes", 1, attempt=2)
     assert driver.judge(again) == [ReadIndex()]
-    assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
-    (line,) = driver.step(Reloaded(), 2.0)
+    assert driver.start_repair() == [Kill(FIRST.process), BY_PROBE]
+    (line,) = driver.end_repair(took_s=2.0)
     assert line == Log("model 'eyes' version 1 had a dead stub (found by probe): loaded again in 2.0 s")
     assert driver.see(later_s=60) == [*(Kill(stub.process) for stub in BOTH), ReportBroken({})]
 
@@ -314,11 +318,11 @@ def test_instance_name_of_several_versions_kills_no_process():
     twin = replace(FIRST, process=Process(13, 103), version=2)
     driver = Driver(stubs=(*BOTH, twin))
     ready = {"eyes": {1, 2}}
-    driver.step(RoundStarted(ready, ["eyes"], ["eyes"]))
+    driver.supervisor.start_round(ready, ["eyes"], ["eyes"])
     for attempt in (1, 2):
         driver.judge(Probe("eyes", 1, attempt))
 
-    assert driver.step(IndexRead(ready)) == [Reload("eyes", frozenset({1, 2}), "probe")]
+    assert driver.start_repair(ready) == [Reload("eyes", frozenset({1, 2}), "probe")]
 
 
 def test_verdict_on_a_model_that_was_unloaded_repairs_nothing(driver):
@@ -326,7 +330,7 @@ def test_verdict_on_a_model_that_was_unloaded_repairs_nothing(driver):
     for attempt in (1, 2):
         driver.judge(Probe(probe.model, probe.number, attempt))
 
-    assert driver.step(IndexRead({})) == [Kill(FIRST.process)]
+    assert driver.start_repair({}) == [Kill(FIRST.process)]
     assert driver.see() == [ReportBroken({})]
 
 
@@ -336,7 +340,7 @@ def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
     assert driver.round("eyes") == [Probe("eyes", 2)]
 
     assert driver.judge(Probe("eyes", 2)) == [ReadIndex()]
-    assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
+    assert driver.start_repair() == [Kill(FIRST.process), BY_PROBE]
 
 
 @cases(("state", "commands"), stopped=(STOPPED, [Kill(FIRST.process), BY_PROBE]), running=(LIVES, []))
@@ -345,9 +349,10 @@ def test_late_probe_is_a_verdict_on_a_stopped_stub(driver, state, commands):
     driver.round("eyes")
     driver.see(pid10=state)
     start_s = driver.now_s
-    driver.step(ProbeEnded(Probe("eyes", 1), "timed out", start_s), 5.0)
+    driver.now_s += 5.0
+    driver.judge(Probe("eyes", 1), "timed out", start_s)
 
-    assert driver.step(IndexRead(READY)) == commands
+    assert driver.start_repair() == commands
 
 
 def test_number_of_probes_is_limited():
@@ -372,15 +377,15 @@ def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
     start_s = driver.now_s
     driver.die()
     if when != "known":
-        driver.step(IndexRead(READY))
+        driver.start_repair()
     if when == "older":
         driver.replace_all(SECOND, NEW)
-        driver.step(Reloaded(), 1.0)
+        driver.end_repair(took_s=1.0)
 
-    commands = [driver.step(ProbeEnded(probe, UNHEALTHY, start_s)) for _ in range(2)]
+    commands = [driver.judge(probe, UNHEALTHY, start_s) for _ in range(2)]
 
     assert [c for batch in commands for c in batch if not isinstance(c, ReadIndex)] == []
-    assert not any(isinstance(c, Kill) for c in driver.step(IndexRead(READY)))
+    assert not any(isinstance(c, Kill) for c in driver.start_repair())
 
 
 def test_probes_of_old_instances_do_not_delay_the_next_round(driver):
@@ -395,8 +400,8 @@ def test_probes_of_old_instances_do_not_delay_the_next_round(driver):
 def test_old_stubs_are_killed_after_a_while(driver, interrupted):
     """Triton may never end them; a zombie cannot be killed again."""
     driver.die()
-    driver.step(IndexRead(READY))
-    driver.step(RepairInterrupted() if interrupted else Reloaded())
+    driver.start_repair()
+    driver.interrupt_repair() if interrupted else driver.end_repair()
     driver.found, driver.states = (SECOND, NEW), driver.states | {NEW.process: LIVES}
 
     assert not any(isinstance(command, Kill) for command in driver.see(later_s=KILL_AFTER_S - 1))
@@ -422,8 +427,8 @@ def test_too_many_dead_instances_restart_the_server(count, ends):
     running = Stub(Process(99, 99), "eyes", 1, "eyes_1_0")
     driver = Driver(stubs=(*old, running))
     driver.die(old[0])
-    driver.step(IndexRead(READY))
-    driver.step(Reloaded())
+    driver.start_repair()
+    driver.end_repair()
 
     commands = driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
 
@@ -435,8 +440,8 @@ def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
     old = tuple(Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(MAX_DEAD_PROCESSES - 1))
     driver = Driver(stubs=(*old, OTHER))
     driver.die(old[0])
-    driver.step(IndexRead(READY))
-    driver.step(Reloaded())
+    driver.start_repair()
+    driver.end_repair()
     driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
 
     commands = driver.die(OTHER)
@@ -447,7 +452,7 @@ def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
 
 def test_retired_instance_that_dies_is_not_repaired(driver):
     """After a change to fewer instances, no new stub takes the place of an old one."""
-    driver.step(InstancesChanged("eyes", [stub.process for stub in BOTH]))
+    driver.change_instances()
     driver.add(NEW)
     driver.see()
 
@@ -460,7 +465,7 @@ def test_retired_instance_that_dies_is_not_repaired(driver):
 @pytest.mark.parametrize("has_died", [True, False], ids=["one is dead", "all answer"])
 def test_retired_instances_that_never_end_are_killed(driver, has_died):
     """A dead one keeps the others forever; without one, they still answer long requests."""
-    driver.step(InstancesChanged("eyes", [stub.process for stub in BOTH]))
+    driver.change_instances()
     driver.add(NEW)
     driver.see(**{f"pid{SECOND.process.pid}": ENDED} if has_died else {})
 
@@ -471,8 +476,9 @@ def test_retired_instances_that_never_end_are_killed(driver, has_died):
 def test_verdicts_on_retired_instances_do_not_count(driver):
     """A probe that began before a change met an old instance."""
     driver.round("eyes")
-    driver.step(InstancesChanged("eyes", [stub.process for stub in BOTH]), later_s=1.0)
+    driver.now_s += 1.0
+    driver.change_instances()
     driver.replace_all(NEW)
 
     for number in (1, 2):
-        assert driver.step(ProbeEnded(Probe("eyes", number), UNHEALTHY, driver.now_s - 0.5)) == []
+        assert driver.judge(Probe("eyes", number), UNHEALTHY, driver.now_s - 0.5) == []

@@ -37,15 +37,15 @@ def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
 
 
 @cases(
-    "outputs, name",
-    classifier=([SCORES], "classify"),
-    detector=([LABEL, BOX, SCORE], "detect"),
-    reader_behind_a_route=([TEXT, CONFIDENCE, BOX, "variant", "version"], "read"),
-    none=([], "classify"),
+    "outputs, kind",
+    classifier=([SCORES], ClassificationOutputs),
+    detector=([LABEL, BOX, SCORE], DetectionOutputs),
+    reader_behind_a_route=([TEXT, CONFIDENCE, BOX, "variant", "version"], ReadingOutputs),
+    none=([], ClassificationOutputs),
 )
-def test_outputs_determine_the_task(outputs, name):
-    assert make_task_outputs(outputs).name == name
-    assert isinstance(make_task_outputs([*outputs, FIELD]), FieldOutputs) is (name == "read")
+def test_outputs_determine_the_task(outputs, kind):
+    assert type(make_task_outputs(outputs)) is kind
+    assert isinstance(make_task_outputs([*outputs, FIELD]), FieldOutputs) is (kind is ReadingOutputs)
 
 
 CUP = ((0, 0, 10, 10), 0.9, "cup")

@@ -216,7 +216,7 @@ def test_stages_and_signals_are_reported():
 
     measured.read([save(page())])
 
-    (times,) = measured.times
+    times = measured.files[0].times
     stages = ["decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise"]
     assert list(times.milliseconds()) == stages
     assert [span["name"] for span in times.spans()][:2] == ["decode", "barcodes"]

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ PORTS = tuple(f"{service}_PORT" for service in SERVICES)
 KEPT = "CONTAINER_ENGINE"
 PHOTO, LABEL = assets.COFFEE, "espresso"
 PAUSE_S = 0.02
-PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
+CALLERS: tuple[ProtocolName, ...] = ("http", "grpc", "http", "grpc")
 
 
 class NoEngine(Exception):
@@ -178,15 +178,15 @@ class Failure:
 class Load:
     """Two callers over each protocol that retry, and their failures."""
 
-    def __init__(self, project: Project, protocols: Sequence[ProtocolName] = PROTOCOLS) -> None:
+    def __init__(self, project: Project) -> None:
         self.failures: list[Failure] = []
         self.answered = 0
-        self._right = [0] * 2 * len(protocols)
+        self._right = [0] * len(CALLERS)
         self._over = threading.Event()
         key = project.key
         self._threads = [
             threading.Thread(target=self._send, args=(number, project.url(protocol), protocol, key))
-            for number, protocol in enumerate((*protocols, *protocols))
+            for number, protocol in enumerate(CALLERS)
         ]
 
     def __enter__(self) -> "Load":

@@ -2,18 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from nereid.backends.routing.assignment import Route, Shadow, Variant, is_mirrored
-from nereid.backends.routing.interfaces import (
-    MAX_LATE,
-    BoundedLabels,
-    MetricSink,
-    RequestTrace,
-    RoutedRequest,
-)
+from nereid.backends.routing.assignment import Shadow, is_mirrored
+from nereid.backends.routing.attempts import Attempt
+from nereid.backends.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
 from nereid.base.errors import DeadlineExceeded
 from nereid.tasks.task_outputs import QualitySignals, TaskOutputs
 
@@ -71,19 +65,6 @@ class RouteQuality:
 REPORT_EVERY_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedRequest:
-    """A request with the variant's response, the seconds it took, its sticky `key`, and its trace."""
-
-    request: RoutedRequest
-    route: Route
-    variant: Variant
-    response: Any
-    seconds: float
-    key: str
-    trace: RequestTrace
-
-
 class Shadows:
     """Mirrors requests in the thread that served them, after the client has its response.
 
@@ -93,6 +74,7 @@ class Shadows:
         log: receives a line when a shadow fails.
         clock: seconds of a monotonic clock.
         random_unit: random numbers in [0, 1).
+        in_flight: returns the number of the route's requests in flight.
     """
 
     def __init__(
@@ -102,8 +84,9 @@ class Shadows:
         log: Callable[[str], None],
         clock: Callable[[], float],
         random_unit: Callable[[], float],
+        in_flight: Callable[[], int],
     ) -> None:
-        self._task = task
+        self._task, self._in_flight = task, in_flight
         self._metrics, self._log, self._clock, self._random_unit = metrics, log, clock, random_unit
         self._lock = Lock()
         self._label = BoundedLabels()
@@ -111,14 +94,14 @@ class Shadows:
         self._late: Counter[str] = Counter()
         self._reported_at: dict[str, float] = {}
 
-    def mirror(self, completed: CompletedRequest, in_flight: Callable[[], int]) -> None:
-        """Send the request to its shadows in turn, unless too many requests are `in_flight`."""
-        route, variant = completed.route, completed.variant
+    def mirror(self, attempt: Attempt, response: Any) -> None:
+        """Send a served request to its shadows in turn, unless too many requests are in flight."""
+        route, variant, key = attempt.admitted.loaded.route, attempt.variant, attempt.admitted.key
         for shadow in route.shadows:
             is_itself = (shadow.model, shadow.version) == (variant.model, variant.version)
-            if is_itself or not is_mirrored(shadow, route.salts.shadows, completed.key, self._random_unit()):
+            if is_itself or not is_mirrored(shadow, route.salts.shadows, key, self._random_unit()):
                 continue
-            if mirror := self._begin(completed, shadow, in_flight()):
+            if mirror := self._begin(attempt, response, shadow):
                 self._compare(mirror)
             else:
                 self._count(shadow, "shed")
@@ -134,12 +117,12 @@ class Shadows:
         for mirror in late:
             self._fail(mirror.shadow, mirror.late_error())
 
-    def _begin(self, completed: CompletedRequest, shadow: Shadow, in_flight: int) -> "_Mirror | None":
+    def _begin(self, attempt: Attempt, response: Any, shadow: Shadow) -> "_Mirror | None":
+        in_flight, limit = self._in_flight(), attempt.admitted.loaded.route.shadow_max_in_flight
         with self._lock:
-            is_busy = in_flight + len(self._mirrors) >= completed.route.shadow_max_in_flight
-            if is_busy or self._late[shadow.name] >= MAX_LATE:
+            if in_flight + len(self._mirrors) >= limit or self._late[shadow.name] >= MAX_LATE:
                 return None
-            mirror = _Mirror(completed, shadow, self._clock())
+            mirror = _Mirror(attempt, response, shadow, self._clock())
             self._mirrors.add(mirror)
             return mirror
 
@@ -152,15 +135,15 @@ class Shadows:
             return False
 
     def _compare(self, mirror: "_Mirror") -> None:
-        completed, shadow = mirror.completed, mirror.shadow
-        request, response, error = completed.request, None, None
-        span = completed.trace.shadow(shadow.name)
+        attempt, shadow = mirror.attempt, mirror.shadow
+        request, trace = attempt.admitted.request, attempt.admitted.trace
+        response, error, span = None, None, trace.shadow(shadow.name)
         try:
-            parameters = completed.trace.parameters(span)
+            parameters = trace.parameters(span)
             response = request.forward(shadow.model, shadow.version, shadow.deadline_ms / 1e3, parameters)
         except Exception as raised:
             error = raised
-        completed.trace.end_shadow(span, error)
+        trace.end_shadow(span, error)
         seconds = self._clock() - mirror.started_at
         if not self._end(mirror):
             return
@@ -168,7 +151,7 @@ class Shadows:
             if error or self._clock() >= mirror.deadline:
                 raise error or mirror.late_error()
             variant_outputs, shadow_outputs = (
-                request.arrays(result, self._task.outputs) for result in (completed.response, response)
+                request.arrays(result, self._task.outputs) for result in (mirror.response, response)
             )
             comparison = self._task.compare(variant_outputs, shadow_outputs)
         except Exception as raised:
@@ -177,7 +160,7 @@ class Shadows:
         (label,) = self._label(shadow.name)
         self._metrics.add("shadow_score_distance", comparison.distance, shadow=label)
         self._metrics.add("shadow_duration_seconds", seconds, shadow=label)
-        self._metrics.add("shadowed_duration_seconds", completed.seconds, shadow=label)
+        self._metrics.add("shadowed_duration_seconds", attempt.seconds, shadow=label)
         self._count(shadow, "agreed" if comparison.is_equal else "disagreed")
 
     def _count(self, shadow: Shadow, outcome: str) -> None:
@@ -197,8 +180,8 @@ class Shadows:
 
 
 class _Mirror:
-    def __init__(self, completed: CompletedRequest, shadow: Shadow, started_at: float) -> None:
-        self.completed, self.shadow, self.started_at = completed, shadow, started_at
+    def __init__(self, attempt: Attempt, response: Any, shadow: Shadow, started_at: float) -> None:
+        self.attempt, self.response, self.shadow, self.started_at = attempt, response, shadow, started_at
         self.deadline = started_at + shadow.deadline_ms / 1e3
 
     def late_error(self) -> DeadlineExceeded:

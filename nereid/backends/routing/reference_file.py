@@ -78,18 +78,6 @@ def path_of(repository: Path, route: str) -> Path:
     return repository / f"{route}.reference.json"
 
 
-def parse_reference(text: bytes, name: str) -> Reference:
-    """Read the JSON of a reference file, which messages call `name`.
-
-    Raises:
-        InvalidConfig: it is not a reference.
-    """
-    try:
-        return msgspec.json.decode(text, type=Reference)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"reference '{name}': {error}; fix: nereid drift baseline") from None
-
-
 def format_reference(reference: Reference) -> bytes:
     """Return the JSON of a reference file, one field per line."""
     return msgspec.json.format(msgspec.json.encode(reference), indent=1) + b"\n"
@@ -102,14 +90,15 @@ def read_reference(path: Path) -> Reference | None:
         InvalidConfig: it is not a reference, or cannot be read.
     """
     try:
-        text, _ = read(path)
+        return msgspec.json.decode(read(path)[0], type=Reference)
     except FileNotFoundError:
         return None
     except InvalidConfig as error:
         raise InvalidConfig(f"reference {error}") from None
     except OSError as error:
         raise InvalidConfig(f"reference '{path}': {error.strerror}") from None
-    return parse_reference(text, str(path))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"reference '{path}': {error}; fix: nereid drift baseline") from None
 
 
 class ReferenceWatch:
@@ -119,8 +108,9 @@ class ReferenceWatch:
         self.path = path
         self.reference: Reference | None = None
         self.problem = ""
+        # When the current file was stored here, in Unix time; a file may be copied from elsewhere.
         self.stored = 0.0
-        self._seen: object = ()
+        self._seen = 0, 0, 0
 
     @property
     def classes(self) -> frozenset[int] | None:
@@ -129,25 +119,16 @@ class ReferenceWatch:
 
     def poll(self) -> bool:
         """Reread the file, and keep its problem, if it has changed since the last call; return whether so."""
-        try:
+        now, modified_at = (0, 0, 0), 0.0
+        with contextlib.suppress(OSError):
             status = self.path.stat()
-            now: object = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError:
-            now = ()
+            now, modified_at = (status.st_mtime_ns, status.st_size, status.st_ino), status.st_mtime
         if now == self._seen:
             return False
         self._seen, self.reference, self.problem = now, None, ""
         try:
             self.reference = read_reference(self.path)
-            self.stored = self._time_of(self.reference)
+            self.stored = max(self.reference.created.timestamp(), modified_at) if self.reference else 0.0
         except InvalidConfig as error:
             self.problem = str(error)
         return True
-
-    def _time_of(self, reference: Reference | None) -> float:
-        """Return when the current file was stored here, in Unix time; a file may be copied from elsewhere."""
-        if reference is None:
-            return 0.0
-        with contextlib.suppress(OSError):
-            return max(reference.created.timestamp(), self.path.stat().st_mtime)
-        return reference.created.timestamp()

@@ -18,7 +18,7 @@ from nereid.backends.routing.attempts import (
     shorten_deadlines,
 )
 from nereid.backends.routing.interfaces import MetricSink, RequestTrace, RoutedRequest
-from nereid.backends.routing.observation import CompletedRequest, Observe, Shadows
+from nereid.backends.routing.observation import Observe, Shadows
 from nereid.base.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
 from nereid.base.errors import (
     Cancelled,
@@ -42,19 +42,15 @@ class Responses:
 
     Args:
         shadows: receive the requests with a response.
-        in_flight: returns the number of requests in flight.
     """
 
-    def __init__(
-        self, metrics: MetricSink, observe: Observe | None, shadows: Shadows, in_flight: Callable[[], int]
-    ) -> None:
-        self._metrics, self._observe = metrics, observe
-        self._shadows, self._in_flight = shadows, in_flight
+    def __init__(self, metrics: MetricSink, observe: Observe | None, shadows: Shadows) -> None:
+        self._metrics, self._observe, self._shadows = metrics, observe, shadows
 
     def send(self, attempt: Attempt, response: Any) -> None:
         """Send the response of a variant, then mirror its request to the shadows."""
         admitted, labels = attempt.admitted, attempt.health.labels
-        request, route, trace = admitted.request, admitted.loaded.route, admitted.trace
+        request, trace = admitted.request, admitted.trace
         if attempt.seconds > LONG_ATTEMPT_S and request.is_cancelled():
             self._metrics.add("cancelled_total")
         try:
@@ -68,11 +64,7 @@ class Responses:
         if not attempt.is_chosen:
             self._count_fallback(attempt.plan, labels["variant"], attempt.reason)
         trace.end(**(self._observe(request, response, labels) if self._observe else {}))
-        if route.shadows:
-            completed = CompletedRequest(
-                request, route, attempt.variant, response, attempt.seconds, admitted.key, trace
-            )
-            self._shadows.mirror(completed, self._in_flight)
+        self._shadows.mirror(attempt, response)
 
     def fail(self, admitted: AdmittedRequest, plan: AttemptPlan, error: ServingError) -> None:
         """Send the configured answer if the route has one and no variant can be reached, else the error."""
@@ -136,7 +128,7 @@ class Router:
         observe: Observe | None = None,
         spawn: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        self._metrics, self._log, self._clock, self._random_unit = metrics, log, clock, random_unit
+        self._metrics, self._clock, self._random_unit = metrics, clock, random_unit
         self._can_answer, self._wake = can_answer, wake
         self._begin_trace, self._spawn = begin_trace, spawn
         self._wakes_at = inf
@@ -147,8 +139,8 @@ class Router:
         self._in_flight = 0
         self._is_full, self._clients_due_at, self._abandoned = False, -inf, 0
         self._budget = RetryBudget()
-        self._shadows = Shadows(task, metrics, log, clock, random_unit)
-        self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
+        self._shadows = Shadows(task, metrics, log, clock, random_unit, lambda: self._in_flight)
+        self._responses = Responses(metrics, observe, self._shadows)
 
     def use(self, loaded: LoadedRoute) -> None:
         """Use `loaded` for later requests; those in flight keep theirs."""

@@ -31,25 +31,6 @@ class Postprocessor(Protocol):
         """
 
 
-class PostProcessing(Protocol):
-    """Turns a network's outputs into the model's."""
-
-    needed_outputs: Sequence[str]
-
-    def accept(self, images: RequestImages) -> RequestImages:
-        """Return the images of a request, or the error of a request that the model does not answer."""
-
-    def finish(
-        self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
-    ) -> list[PostProcessingOutcome]:
-        """Return the outcome of each request.
-
-        Args:
-            batch: the prepared batch; its outcomes are rows of the outputs, or errors.
-            outputs: of the network by name, one row per image.
-        """
-
-
 class PassThrough:
     """No step: the model's only output is the network's."""
 
@@ -70,7 +51,12 @@ class PassThrough:
     def finish(
         self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
     ) -> list[PostProcessingOutcome]:
-        """Return each request's rows."""
+        """Return each request's rows.
+
+        Args:
+            batch: the prepared batch; its outcomes are rows of the outputs, or errors.
+            outputs: of the network by name, one row per image.
+        """
         scores = outputs[self.needed_outputs[0]]
         return [
             rows if isinstance(rows, ServingError) else {self._name: scores[rows]} for rows in batch.outcomes
@@ -106,13 +92,16 @@ class PostprocessPerImage:
     def finish(
         self, batch: Batch, images: Sequence[RequestImages], outputs: Mapping[str, Any]
     ) -> list[PostProcessingOutcome]:
-        """Return the results for each request's image."""
+        """Return the results for each request's image; the arguments are those of `PassThrough.finish`."""
         return [
             rows
             if isinstance(rows, ServingError)
             else postprocess(self._step, accepted, {name: array[rows] for name, array in outputs.items()})
             for accepted, rows in zip(images, batch.outcomes, strict=True)
         ]
+
+
+PostProcessing: TypeAlias = PassThrough | PostprocessPerImage
 
 
 def postprocess(

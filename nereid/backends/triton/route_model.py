@@ -29,7 +29,7 @@ from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
 from nereid.base.errors import InvalidRequest, ServingError, from_message
 from nereid.tasks import make_task_outputs
 from nereid.tasks.task_outputs import TaskOutputs
-from nereid.vision.imaging.formats.image_header import LARGE_COST, estimate_cost
+from nereid.vision.imaging.formats.image_header import LARGE_COST, estimate_header_cost, read_header
 
 # Seconds between two reads of the route file.
 POLL_INTERVAL_S = 0.5
@@ -211,7 +211,7 @@ class _TritonRequest:
     def is_large(self) -> bool:
         images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
         return images is not None and any(
-            estimate_cost(image) >= LARGE_COST for image in images.as_numpy().ravel()
+            estimate_header_cost(read_header(image)) >= LARGE_COST for image in images.as_numpy().ravel()
         )
 
     def forward(

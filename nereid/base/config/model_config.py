@@ -94,7 +94,8 @@ class ModelConfig:
         )
         fitted = backend_config_values(server_command_line(), INSTANCES_BACKEND).get(config.name)
         if fitted and kind == "CPU":  # more instances will follow
-            config = config.with_instances(max(config.cpu_instances, int(fitted)))
+            count = max(config.cpu_instances, int(fitted))
+            config = replace(config, document=with_instances(config.document, count))
         if kind == "GPU" and not may_use_gpu:
             raise InvalidConfig(f"model '{config.name}', instance group: expected KIND_CPU, got KIND_GPU")
         return config
@@ -141,10 +142,6 @@ class ModelConfig:
         groups = self.document.get("instance_group") or [{}]
         return sum(int(group.get("count") or default) for group in groups if group.get("kind") != "KIND_GPU")
 
-    def with_instances(self, count: int) -> "ModelConfig":
-        """Return this config with the given number of CPU instances."""
-        return replace(self, document=with_instances(self.document, count))
-
     def requests_gpu(self, profile: str) -> bool:
         """Return whether the config file requests a GPU; Triton passes on KIND_AUTO as its own choice.
 
@@ -183,8 +180,7 @@ class ModelConfig:
             InvalidConfig: the name points outside the repository, the version does not exist, the model is
                 itself a route (which would be a cycle), or an ensemble does not pin the network.
         """
-        path = self._sibling_folder(model, version) / "config.pbtxt"
-        document = read_pbtxt(path) if path.exists() else {}
+        document = read_config(self._sibling_folder(model, version), profile="")
         if document.get("backend") == self.document.get("backend", ""):
             raise InvalidConfig(f"model '{self.name}' names '{model}', which is a route itself")
         if "ensemble_scheduling" not in document:
@@ -202,8 +198,7 @@ class ModelConfig:
         raise InvalidConfig(f"model '{self.name}' names '{model}', an ensemble without output '{output}'")
 
     def _is_network(self, model: str) -> bool:
-        path = self.folder.parent / model / "config.pbtxt"
-        document = read_pbtxt(path) if path.exists() else {}
+        document = read_config(self.folder.parent / model, profile="")
         return document.get("backend") == "onnxruntime" or document.get("platform") == "onnxruntime_onnx"
 
     def _sibling_folder(self, name: str, version: int) -> Path:

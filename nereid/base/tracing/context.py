@@ -50,19 +50,17 @@ def trace_parameters(traceparent: str) -> dict[str, str | int]:
     return {TRACE_PARAMETER: traceparent, SENT_PARAMETER: time.time_ns()}
 
 
-def continue_or_start_trace(caller: TraceContext | None, share: float = 0.0) -> tuple[TraceContext, str]:
+def continue_or_start_trace(caller: TraceContext | None, share: float) -> tuple[TraceContext, str]:
     """Return a span in the caller's trace or in a new one, and its parent's id ("" if it has no parent).
 
     A fraction `share` of new traces is sampled; the caller decides for its own.
     """
     if caller:
         return caller.child(), caller.span_id
-    # Written out, because every request takes this path.
-    trace_id, span_id = f"{random.getrandbits(128) or 1:032x}", f"{random.getrandbits(64) or 1:016x}"
-    return TraceContext(trace_id, span_id, random.random() < share), ""
+    return new_trace(random.random() < share), ""
 
 
-def new_trace(is_sampled: bool = False) -> TraceContext:
+def new_trace(is_sampled: bool) -> TraceContext:
     """Return the first span of a new trace."""
     return TraceContext(f"{random.getrandbits(128) or 1:032x}", new_span_id(), is_sampled)
 

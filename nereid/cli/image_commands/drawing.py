@@ -42,15 +42,12 @@ class OutputFiles:
         """
         if not image.is_file():
             raise OSError(f"'{image}' is not a regular file")
-        path = self._target if self._is_file else self._target / self._unique(image.name)
+        self._names[image.name] += 1
+        count = self._names[image.name]  # images of several folders may have one name
+        name = f"{image.name}{'' if count == 1 else f'-{count}'}{self._suffix}"
+        path = self._target if self._is_file else self._target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
-
-    def _unique(self, name: str) -> str:
-        """Return the name of the file for an image; images of several folders may have one name."""
-        self._names[name] += 1
-        count = self._names[name]
-        return f"{name}{'' if count == 1 else f'-{count}'}{self._suffix}"
 
 
 def draw(image: Path, marks: Sequence[Mark], path: Path) -> None:

@@ -12,7 +12,7 @@ from nereid.application.chosen_models import find_model
 from nereid.base import files
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, ServingError, WrongUsage, value_errors_as_wrong_usage
-from nereid.cli.options import DEFAULT_REPOSITORY, complete_model
+from nereid.cli.options import DEFAULT_REPOSITORY, SUFFIXES, collect, complete_model
 from nereid.cli.server_options import find_server
 from nereid.tasks import TASKS
 from nereid.tasks.task import CommandTexts, Task
@@ -176,7 +176,6 @@ def run(
         OperationFailed: images failed.
     """
     from nereid.cli.image_commands import outcomes
-    from nereid.cli.options import collect
 
     output_format = options.output_format(task)
     watch, more = options.watch, task.command.suffixes if task.command else ()
@@ -207,7 +206,6 @@ def _savers(options: ImageCommandOptions, view: "View", images: int) -> list[Cal
         WrongUsage: a target is a file, but several images may come.
     """
     from nereid.cli.image_commands.drawing import OutputFiles, draw
-    from nereid.cli.options import SUFFIXES
 
     savers: list[Callable[[Path, Any], None]] = []
     if options.draw:
@@ -245,7 +243,7 @@ def _connect(context: typer.Context, task: Task, options: ImageCommandOptions) -
         model = find_model(options.repository, options.model, task)
         running = find_server(context, options.repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
-    try:
+    with value_errors_as_wrong_usage("--"):
         return task.entry_point("client")(
             url,
             protocol,
@@ -254,8 +252,6 @@ def _connect(context: typer.Context, task: Task, options: ImageCommandOptions) -
             shared_memory="system" if options.shm else None,
             api_key=options.api_key,
         )
-    except ValueError as error:
-        raise WrongUsage(f"--{error}") from None
 
 
 IMAGE_COMMANDS = [image_command(task, task.command) for task in TASKS if task.command and not task.extends]

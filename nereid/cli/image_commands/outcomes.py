@@ -38,7 +38,6 @@ Format = Literal["table", "json", "jsonl", "csv"]
 # A result of any kind, or the error of an image; both have the name of the image.
 FileOutcome: TypeAlias = Any
 Write: TypeAlias = Callable[[str, FileOutcome], None]
-InferMany: TypeAlias = Callable[[Sequence[Path]], Iterable[FileOutcome]]
 
 
 def printing(output_format: Format, view: View) -> AbstractContextManager[Write]:
@@ -69,7 +68,7 @@ class Outcomes:
         savers: write a file for each result, from the path of its image; raise OSError.
     """
 
-    infer_many: InferMany
+    infer_many: Callable[[Sequence[Path]], Iterable[FileOutcome]]
     write: Write
     savers: Sequence[Callable[[Path, FileOutcome], None]] = ()
 

@@ -1,6 +1,5 @@
 """`nereid publish`, `watch`, `rollback` and `retire`: the versions of a model."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +9,7 @@ from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import value_errors_as_wrong_usage
 from nereid.base.units import parse_share
-from nereid.cli.options import Model, Repository, complete_model, network_file, show_progress
+from nereid.cli.options import Model, Repository, collect, complete_model, network_file, show_progress
 from nereid.cli.server_options import find_server
 
 
@@ -83,20 +82,19 @@ def publish(
 
     The network is examined in a separate process first. A rejected network never reaches the server.
     """
-    from nereid.cli.options import collect
     from nereid.models.publish import publisher
     from nereid.models.publish.examination import ExaminationLimits
 
+    with value_errors_as_wrong_usage():
+        paths = tuple(collect(images or ()))
     limits = ExaminationLimits(
+        images=paths,
         tolerance=tolerance,
         is_change_accepted=accept_change,
         max_slowdown=max_slowdown,
         max_memory_ratio=max_memory,
         against=against,
     )
-    if images:
-        with value_errors_as_wrong_usage():
-            limits = replace(limits, images=tuple(collect(images)))
     server_info = find_server(context, changeable_repository(repository))
     done = publisher.publish(repository, model, source, server_info, limits, share, show_progress, precision)
     print(done.line(server_info))

@@ -14,9 +14,16 @@ from rich.table import Table
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, value_errors_as_wrong_usage
-from nereid.cli.options import Repository, complete_model, complete_profile, environment, show_progress
+from nereid.cli.options import (
+    Repository,
+    collect,
+    complete_model,
+    complete_profile,
+    environment,
+    show_progress,
+)
 from nereid.cli.tables import console
-from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions, check_options
+from nereid.server.command_line import DEFAULT_PROFILE, TUNED_PROFILE, TritonOptions, check_options
 
 if TYPE_CHECKING:
     from nereid.insight.tune.tuning import TuneOptions, TuneReport
@@ -83,7 +90,7 @@ def tune(
 
     with value_errors_as_wrong_usage():
         check_options(TritonOptions(repository, profile))
-        values = tuning.concurrencies(concurrency) or tuning.CONCURRENCIES
+        values = tuning.CONCURRENCIES if concurrency is None else tuning.concurrencies(concurrency)
     options = tuning.TuneOptions(
         repository if dry_run else changeable_repository(repository),
         model,
@@ -107,7 +114,6 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
         OperationFailed: the model cannot be served, no setting meets the p99, or a package is missing.
     """
     from nereid.base.processes import exit_on_sigterm
-    from nereid.cli.options import collect
     from nereid.insight.tune import tuning
 
     tuning.check_packages()
@@ -144,9 +150,7 @@ def _show(report: "TuneReport", console: Console) -> None:
 
 
 def _outcome(written: Sequence[str]) -> str:
-    from nereid.insight.tune.profiles import TUNED
-
     if not written:
         return "nothing was written"
     models = ", ".join(written)
-    return f"profile '{TUNED}' written for {models}: nereid serve --profile {TUNED}"
+    return f"profile '{TUNED_PROFILE}' written for {models}: nereid serve --profile {TUNED_PROFILE}"

@@ -130,11 +130,7 @@ def create_gateway(
 ) -> Gateway:
     """Return a gateway's state; it connects to Triton on the first request.
 
-    Args:
-        settings: settings of the gateway.
-        keys: the valid keys; without keys, every caller on loopback may classify and read.
-        source: names and routes of the models.
-        shared: state shared by the gateway's workers, or None for a single process.
+    Without keys, every caller on loopback may classify and read.
 
     Raises:
         ValueError: keys are required but none exist, or the server's address is invalid.
@@ -150,7 +146,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        gateway.triton.close()
+        gateway.models.triton.close()
         if gateway.tracer:
             gateway.tracer.close()
 

@@ -79,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Limit the time for each further head."""
         super().on_message_begin()
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end_late_head)
+            self._wait_for_head()
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end_late_head)
@@ -165,10 +165,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._closes_after_body:
             self.transport.close()
 
-    def close_after_body(self) -> None:
-        """Close the connection at the end of the current body, or when the wait for it times out."""
-        self._closes_after_body = True
-
     def on_response_complete(self) -> None:
         """Wait for the rest of the body for a limited time."""
         super().on_response_complete()
@@ -192,6 +188,6 @@ class _TransportOfRequest:
 
     def close(self) -> None:
         if self._cycle.response_complete and self._cycle.more_body:
-            self._protocol.close_after_body()
+            self._protocol._closes_after_body = True
         else:
             self._protocol.transport.close()

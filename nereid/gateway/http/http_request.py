@@ -51,7 +51,6 @@ HEADER_BY_PARAMETER = {name: header.encode() for name, header in OPTION_HEADERS.
 _RULE_HEADER = re.compile(rb"x-route-[a-z0-9-]{1,56}(?<!-bin)")
 MAX_FORWARDED_HEADERS = 32
 OPTION_HEADER_NAMES = frozenset(HEADER_BY_PARAMETER.values())
-NO_PARAMETERS: Mapping[str, str] = {}
 encode = msgspec.json.Encoder().encode
 MAX_ID_LENGTH = 128
 
@@ -66,7 +65,6 @@ class GatewayRequest:
 
     Attributes:
         headers: by lower-case name; the last value where repeated headers are allowed.
-        spans: spans of the request.
         arrived_at: arrival time of the head, from `time.perf_counter`.
         limit_s: the caller's timeout in seconds, measured from the arrival of the head.
         offered_model: the model that the request concerns, if any.
@@ -74,9 +72,7 @@ class GatewayRequest:
         v2_model_name: the model that answered over the v2 protocol.
         is_inference: whether the request is for images, and is therefore traced.
         is_of_task: whether it is for a task's images.
-        body_bytes: number of body bytes received.
         images: number of images with a known outcome.
-        stages_s: durations of the stages.
     """
 
     def __init__(self, scope: Scope, receive: Receive, tracer: Tracer | None = None) -> None:
@@ -184,7 +180,7 @@ class GatewayRequest:
         """Return the error response for a request that got no response in time."""
         return Failure("deadline_exceeded", f"no response within {self.limit_s:.3g} s")
 
-    def forwarded(self, parameters: Mapping[str, str] = NO_PARAMETERS) -> list[tuple[bytes, bytes]]:
+    def forwarded(self, parameters: Mapping[str, str] = {}) -> list[tuple[bytes, bytes]]:
         """Return the headers that a route reads, including those given as parameters.
 
         Raises:
@@ -255,7 +251,6 @@ class RequestSpans:
 
         Args:
             stage: `receive`, `admission` or `inference`.
-            seconds: its duration.
             context: span of an inference, which the server continues.
             of: id of the inference that an admission belongs to.
         """
@@ -268,10 +263,9 @@ class RequestSpans:
         """Send the record of the request, which ends now.
 
         Args:
-            request_id: id of the request.
             outcome: `ok` or the failure's code.
             is_fault: whether the service is at fault; such traces are kept.
-            attributes: attributes of the span.
+            attributes: `endpoint`, and other attributes of the span.
         """
         if self._tracer is None:
             return

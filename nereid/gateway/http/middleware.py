@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,9 +24,7 @@ from nereid.gateway.http.upload import ClientClosed
 from nereid.gateway.keys import identify
 from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import Gateway
-
-if TYPE_CHECKING:
-    from nereid.gateway.task_endpoint import Operation
+from nereid.gateway.task_endpoint import Operation
 
 log = logging.getLogger("nereid.gateway")
 # One line of JSON per request.
@@ -64,7 +61,7 @@ PREFLIGHT_MAX_AGE_S = b"600"
 
 
 _MODELS = "/v1/models/"
-Find = Callable[[str, str], "tuple[Operation, dict[str, str]]"]
+Find = Callable[[str, str], tuple[Operation, dict[str, str]]]
 
 
 class RequestMiddleware:
@@ -72,13 +69,12 @@ class RequestMiddleware:
 
     Args:
         pages: handles requests for other paths.
-        gateway: state of the gateway.
         operations: the operations, matched here because Starlette's router would add 0.1 ms.
         find_v2: finds the operation for a v2 protocol path.
     """
 
     def __init__(
-        self, pages: ASGIApp, gateway: Gateway, operations: Iterable["Operation"], find_v2: Find
+        self, pages: ASGIApp, gateway: Gateway, operations: Iterable[Operation], find_v2: Find
     ) -> None:
         self._pages, self._gateway, self._find_v2 = pages, gateway, find_v2
         self._origin_guard = OriginGuard(gateway.settings)
@@ -107,8 +103,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if len(request.headers) != len(scope["headers"]):
-                request.reject_repeats()
+            request.reject_repeats()
             added_headers += self._origin_guard.check(request)
             reply = self._origin_guard.preflight(request) if scope["method"] == "OPTIONS" else None
             if not reply and (operation := self._find(scope)):
@@ -117,17 +112,12 @@ class RequestMiddleware:
                     name = scope.get("path_params", {}).get("model")
                     request.offered_model = await self._gateway.models.find(name, operation.task)
                 reply = await operation.run(self._gateway, request)
-            if reply is None:
-                await self._pages(scope, receive, send_with_headers)
-                return
-            request.status = reply.status
-            head = [*reply.headers, *added_headers]
-            await send({"type": "http.response.start", "status": reply.status, "headers": head})
-            await send({"type": "http.response.body", "body": reply.body})
+            app: ASGIApp = self._pages if reply is None else reply
+            await app(scope, receive, send_with_headers)
         except ClientClosed:
             request.outcome, request.status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
         except Exception as error:
-            failure = _logged(request, error)
+            failure = logged_failure(request, error)
             if request.status and failure is not error:
                 raise
             request.outcome = failure.code
@@ -140,7 +130,7 @@ class RequestMiddleware:
             # Break a reference cycle that would otherwise wait for Python's garbage collector.
             del scope["nereid.request"]
 
-    def _admit(self, operation: "Operation", request: GatewayRequest) -> None:
+    def _admit(self, operation: Operation, request: GatewayRequest) -> None:
         """Check the key and quota.
 
         Raises:
@@ -155,7 +145,7 @@ class RequestMiddleware:
         else:
             request.query(operation.query)
 
-    def _find(self, scope: Scope) -> "Operation | None":
+    def _find(self, scope: Scope) -> Operation | None:
         """Return a request's operation, or None for other paths.
 
         Raises:
@@ -178,7 +168,7 @@ class RequestMiddleware:
         raise failure
 
 
-def _logged(request: GatewayRequest, error: Exception) -> Failure:
+def logged_failure(request: GatewayRequest, error: Exception) -> Failure:
     """Log an error if the service is at fault, and return the error response."""
     if not isinstance(error, Failure):
         log.exception("request %s failed", request.request_id)
@@ -194,7 +184,7 @@ def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
     endpoint, metrics = request.endpoint or OTHER_LABEL, gateway.metrics
     model = request.offered_model.name if request.offered_model else request.v2_model_name
     total_s = time.perf_counter() - request.arrived_at
-    gateway.uploads.buffers.release(request.key, request.body_bytes)
+    gateway.uploads.buffers.release(request.key_id, request.body_bytes)
     stages_s = {"total": total_s, **request.stages_s}
     metrics.count_request(endpoint, model, request.variant, outcome, stages_s)
     if request.is_of_task and not request.images:
@@ -222,7 +212,7 @@ def _log_line(request: GatewayRequest, model: str, outcome: str, total_s: float)
             "variant": request.variant,
             "bytes": request.body_bytes,
             "stages_ms": {stage: round(seconds * 1e3, 3) for stage, seconds in request.stages_s.items()},
-            "key_id": request.key.id if request.key else None,
+            "key_id": request.key_id or None,
         }
     )
 
@@ -246,9 +236,7 @@ class OriginGuard:
             Failure: the request has a foreign host or origin.
         """
         host = request.headers.get(b"host", b"").lower()
-        # Fast path: most hosts have no brackets.
-        is_plain = host.partition(b":")[0].decode("latin-1") in self._hosts
-        if self._hosts and not is_plain and hostname(host) not in self._hosts:
+        if self._hosts and hostname(host) not in self._hosts:
             raise invalid_request(f"the host {host.decode('latin-1')[:128]!r} is not allowed")
         origin = request.headers.get(b"origin")
         if origin is None:
@@ -267,10 +255,8 @@ class OriginGuard:
         return []
 
     def preflight(self, request: GatewayRequest) -> GatewayResponse | None:
-        """Return the response to a CORS preflight; None for other requests."""
-        is_preflight = (
-            request.scope["method"] == "OPTIONS" and b"access-control-request-method" in request.headers
-        )
+        """Return the response to a CORS preflight; None for other requests with method OPTIONS."""
+        is_preflight = b"access-control-request-method" in request.headers
         if not (is_preflight and request.headers.get(b"origin", b"").lower() in self._origins):
             return None
         request.endpoint = "preflight"

@@ -18,8 +18,6 @@ _SECURITY_SCHEMES = {
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
-# Errors that any operation may return.
-_COMMON_ERRORS: tuple[Code, ...] = ("invalid_request",)
 _HEADERS = {
     "X-Request-ID": {"description": "Id of the request, from the caller or new.", "schema": _TEXT},
     "traceparent": {"description": "W3C trace context of this hop.", "schema": _TEXT},
@@ -107,9 +105,11 @@ def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dic
     responses: dict[str, Any] = {"200": good}
     if operation.path == "/readyz":
         responses["503"] = {**good, "description": "Requests would fail; `reason` says why."}
-    keys: tuple[Code, ...] = () if operation.need == "open" else ("unauthenticated", "forbidden")
+    common: tuple[Code, ...] = ("invalid_request",)
+    if operation.need != "open":
+        common = ("invalid_request", "unauthenticated", "forbidden")
     errors = {JSON: {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
-    for status, codes in by_status((*_COMMON_ERRORS, *keys, *operation.errors, *more)).items():
+    for status, codes in by_status((*common, *operation.errors, *more)).items():
         headers = {**_HEADERS, **(_RETRY_HEADERS if status in (429, 503) else {})}
         description = " or ".join(f"`{code}`" for code in codes)
         responses[str(status)] = {"description": description, "headers": headers, "content": errors}

@@ -1,6 +1,7 @@
 """The gateway's operations: one table for paths, required keys and the OpenAPI page."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -91,15 +92,16 @@ async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayRespo
     """Change the weights of the route's variants."""
     route = _route(request)
     change = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, Weights)
-    return json_response(await route.set_weights(change.weights, change.generation, _author(request)))
+    order = change.weights, change.generation, _author(request)
+    return json_response(await route.change(partial(route.control.set_weights, *order)))
 
 
 async def order_rollout(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Start, pause, resume, promote or abort a rollout of the route."""
     route = _route(request)
     change = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, RolloutChange)
-    command = change.order, change.candidate, change.steps
-    return json_response(await route.issue_rollout_command(*command, _author(request)))
+    order = change.order, change.candidate, change.steps, _author(request)
+    return json_response(await route.change(partial(route.control.issue_rollout_command, *order)))
 
 
 def _route(request: GatewayRequest) -> RouteView:

@@ -53,8 +53,8 @@ class _UvicornServer(uvicorn.Server):
             self.servers = [TlsListener(sockets[0], context, protocol)]  # type: ignore[list-item]
         ports = {"http": sockets[0].getsockname()[1]}
         try:
-            if self.listen.grpc_port is not None:
-                opened = self._open_grpc()
+            if (grpc_port := self.listen.grpc_port) is not None:
+                opened = self._open_grpc(grpc_port)
                 ports["grpc"] = opened.getsockname()[1]
                 self.grpc = GrpcServer(self.gateway, self.listen.keep_alive_s)
                 pem = self.listen.certificate
@@ -67,10 +67,9 @@ class _UvicornServer(uvicorn.Server):
         if self.gateway.shared:
             self.reporting = asyncio.create_task(self._report())
 
-    def _open_grpc(self) -> socket.socket:
-        assert self.listen.grpc_port is not None
+    def _open_grpc(self, port: int) -> socket.socket:
         try:
-            return _open(self.listen.host, self.listen.grpc_port, self.gateway.shared is not None)
+            return _open(self.listen.host, port, self.gateway.shared is not None)
         except OperationFailed as error:
             raise OperationFailed(f"{error}; fix: choose another with --grpc-port") from None
 
@@ -109,10 +108,6 @@ def serve(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        settings: settings of the gateway.
-        listen: address, certificate and number of processes.
-        keys: the callers' keys.
-        source: names and routes of the models.
         announce: called with the ports `http` and `grpc` once the gateway is listening.
         logs_requests: log every request to stderr, not only failures.
 

@@ -1,6 +1,8 @@
 """Images in a request body: raw, in a form, or as base64 in JSON; limits are enforced while reading."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -9,7 +11,6 @@ from python_multipart.multipart import parse_options_header
 from nereid.base.units import format_bytes
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
-from nereid.gateway.keys import Key
 from nereid.gateway.settings import GatewaySettings
 from nereid.vision.imaging.formats.image_header import ImageHeader
 
@@ -34,27 +35,23 @@ class ClientClosed(Exception):
     """The client disconnected."""
 
 
-class CancelOnDisconnect:
-    """Context manager that cancels the current task if the client disconnects.
+@contextlib.contextmanager
+def cancel_on_disconnect(request: GatewayRequest) -> Iterator[None]:
+    """Cancel the current task if the client disconnects while the context is open.
 
     Raises:
         ClientClosed: the client disconnected.
     """
-
-    def __init__(self, request: GatewayRequest) -> None:
-        self._request = request
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task
-        self._task = task
-        self._watching = asyncio.create_task(_cancel_on_disconnect(self._request, task))
-
-    def __exit__(self, *error: object) -> None:
-        if self._watching.done():
-            self._task.uncancel()
+    task = asyncio.current_task()
+    assert task
+    watching = asyncio.create_task(_cancel_on_disconnect(request, task))
+    try:
+        yield
+    finally:
+        if watching.done():
+            task.uncancel()
             raise ClientClosed from None
-        self._watching.cancel()
+        watching.cancel()
 
 
 async def _cancel_on_disconnect(request: GatewayRequest, task: "asyncio.Task[object]") -> None:
@@ -111,23 +108,21 @@ class UploadBuffers:
         self._left_bytes, self._share_bytes = max_bytes, share_bytes
         self._held_bytes: dict[str, int] = {}
 
-    def acquire(self, key: Key | None, size_bytes: int) -> None:
+    def acquire(self, key_id: str, size_bytes: int) -> None:
         """Count received bytes of a request.
 
         Raises:
             Failure: `overloaded`, because the limit has been reached.
         """
-        key_id = key.id if key else ""
         held_bytes = self._held_bytes.get(key_id, 0) + size_bytes
         if size_bytes > self._left_bytes or held_bytes > self._share_bytes:
             raise Failure("overloaded", "too many bytes of other requests are buffered; retry later", 1.0)
         self._left_bytes -= size_bytes
         self._held_bytes[key_id] = held_bytes
 
-    def release(self, key: Key | None, size_bytes: int) -> None:
+    def release(self, key_id: str, size_bytes: int) -> None:
         """Count released bytes of a request."""
         self._left_bytes += size_bytes
-        key_id = key.id if key else ""
         if left_bytes := self._held_bytes.get(key_id, 0) - size_bytes:
             self._held_bytes[key_id] = left_bytes
         else:
@@ -152,7 +147,7 @@ class Uploads:
         body_format = body_format_of(request, (RAW, FORM, JSON))
         if body_format == FORM:
             return (await self._form(request, remaining_s, 1))[0].image
-        body = await self._received(request, remaining_s)
+        body = await self.read_body(request, remaining_s)
         image = memoryview(body) if body_format == RAW else await _decode_image(body)
         if not image:
             raise Failure("invalid_image", "the image is empty")
@@ -168,7 +163,7 @@ class Uploads:
         max_images = self._settings.max_images
         if body_format_of(request, (FORM, JSON)) == FORM:
             return BatchBody(await self._form(request, remaining_s, max_images))
-        batch = await _decode_batch(await self._received(request, remaining_s), max_images)
+        batch = await _decode_batch(await self.read_body(request, remaining_s), max_images)
         if len(batch.images) > max_images:
             raise invalid_request(f"at most {max_images} images, got {len(batch.images)}")
         return batch
@@ -181,20 +176,17 @@ class Uploads:
             ClientClosed: the client disconnected before sending the whole body.
         """
         body_format_of(request, (JSON,))
-        return _decode(body_type, await self._received(request, remaining_s, MAX_UNCOUNTED_BYTES))
+        return _decode(body_type, await self.read_body(request, remaining_s, MAX_UNCOUNTED_BYTES))
 
-    async def read_body(self, request: GatewayRequest, remaining_s: float) -> memoryview:
-        """Read a body of at most the configured limit.
+    async def read_body(
+        self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
+    ) -> bytes | bytearray:
+        """Read a body of at most the configured limit, and of at most `max_bytes`.
 
         Raises:
             Failure: the body is too large or late.
             ClientClosed: the client disconnected before sending the whole body.
         """
-        return memoryview(await self._received(request, remaining_s))
-
-    async def _received(
-        self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
-    ) -> bytes | bytearray:
         max_bytes = min(max_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
         declared = request.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > max_bytes:
@@ -209,7 +201,7 @@ class Uploads:
                     chunk = message.get("body", b"")
                     if request.body_bytes + len(chunk) > max_bytes:
                         raise _too_large(max_bytes, "more")
-                    self.buffers.acquire(request.key, len(chunk))
+                    self.buffers.acquire(request.key_id, len(chunk))
                     request.body_bytes += len(chunk)
                     if not body:
                         body = chunk
@@ -226,7 +218,7 @@ class Uploads:
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
             raise _damaged("its boundary must have 1 to 70 characters")
-        return read_form(await self._received(request, remaining_s), boundary, max_images)
+        return read_form(await self.read_body(request, remaining_s), boundary, max_images)
 
 
 def check_size(header: ImageHeader | None, settings: GatewaySettings) -> None:

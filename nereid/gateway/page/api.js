@@ -82,14 +82,10 @@ export function address(/** @type {string} */ path) {
   return new URL(path.replace(/^\/+/, ""), document.baseURI);
 }
 
-/** Name the model of later requests; "" is the gateway's default. */
-export function useModel(/** @type {string} */ name) {
-  model = name;
-}
-
-/** Choose the task of later requests for images. */
-export function useTask(/** @type {Task} */ chosen) {
-  task = chosen;
+/** Choose the task of later requests for images, and the model of later requests; "" is the gateway's default. */
+export function use(/** @type {Task} */ chosenTask, /** @type {string} */ chosenModel) {
+  task = chosenTask;
+  model = chosenModel;
 }
 
 /** @returns {Task} the task of requests for images */
@@ -109,11 +105,6 @@ export function predictAddress(/** @type {Options} */ options) {
   return url;
 }
 
-/** Return the media type of a file; the gateway detects the image format from the bytes. */
-export function contentType(/** @type {Blob} */ file) {
-  return file.type.startsWith("image/") ? file.type : "application/octet-stream";
-}
-
 /**
  * Run the chosen task on the unchanged bytes of a file.
  * @param {Blob} file
@@ -121,9 +112,8 @@ export function contentType(/** @type {Blob} */ file) {
  * @param {AbortSignal} signal
  * @returns {Promise<Answer>}
  */
-export function predict(file, options, signal) {
-  const headers = { "Content-Type": contentType(file) };
-  return fetchJson(predictAddress(options), { method: "POST", body: file, headers, signal });
+export async function predict(file, options, signal) {
+  return (await sendFile(predictAddress(options), file, signal)).json();
 }
 
 /** @returns {Promise<Live>} */
@@ -148,8 +138,7 @@ export const samples = () => fetchJson(address("samples"));
  * @returns {Promise<Route>}
  */
 export function setWeights(weights, generation) {
-  const body = JSON.stringify({ weights, generation });
-  return fetchJson(modelAddress("route/weights"), { method: "PUT", body, headers: { "Content-Type": "application/json" } });
+  return changeRoute("PUT", "route/weights", { weights, generation });
 }
 
 /**
@@ -159,25 +148,33 @@ export function setWeights(weights, generation) {
  * @returns {Promise<Route>}
  */
 export function orderRollout(order, candidate) {
-  const body = JSON.stringify({ order, candidate });
-  return fetchJson(modelAddress("rollout"), { method: "POST", body, headers: { "Content-Type": "application/json" } });
+  return changeRoute("POST", "rollout", { order, candidate });
 }
 
 /** Return a picture of a file as the network sees it. */
 export async function preview(/** @type {Blob} */ file) {
-  const headers = { "Content-Type": contentType(file) };
-  return (await send(modelAddress("preview"), { method: "POST", body: file, headers })).blob();
+  return (await sendFile(modelAddress("preview"), file)).blob();
 }
 
 /** Read a file again, and return it as a PDF whose text can be searched. */
 export async function searchable(/** @type {Blob} */ file) {
-  const headers = { "Content-Type": contentType(file) };
-  return (await send(predictAddress({ format: "pdf" }), { method: "POST", body: file, headers })).blob();
+  return (await sendFile(predictAddress({ format: "pdf" }), file)).blob();
 }
 
 /** Return the bytes of a sample. */
 export async function download(/** @type {string} */ url) {
   return (await send(address(url), {})).blob();
+}
+
+function changeRoute(method, operation, change) {
+  const headers = { "Content-Type": "application/json" };
+  return fetchJson(modelAddress(operation), { method, body: JSON.stringify(change), headers });
+}
+
+/** Send a file; the gateway detects the image format from the bytes. */
+function sendFile(url, /** @type {Blob} */ file, /** @type {AbortSignal=} */ signal) {
+  const type = file.type.startsWith("image/") ? file.type : "application/octet-stream";
+  return send(url, { method: "POST", body: file, headers: { "Content-Type": type }, signal });
 }
 
 async function fetchJson(url, init = {}) {

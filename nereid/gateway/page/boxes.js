@@ -1,8 +1,7 @@
 /** Boxes over an image, and the list of their entries; each highlights the other. */
 
-import { make } from "./dom.js";
+import { make, makeSvg, showFile } from "./dom.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const STEPS = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 };
 
 /** @typedef {[number, number]} Point */
@@ -15,10 +14,7 @@ const STEPS = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 };
  * @returns {HTMLElement[]}
  */
 export function boxed(file, groups) {
-  const overlay = document.createElementNS(SVG, "svg");
-  for (const [name, value] of Object.entries({ role: "listbox", "aria-label": "Boxes in the image", preserveAspectRatio: "none" })) {
-    overlay.setAttribute(name, value);
-  }
+  const overlay = makeSvg("svg", { role: "listbox", "aria-label": "Boxes in the image", preserveAspectRatio: "none" });
   /** @type {Element[]} */
   const shapes = [];
   const lists = groups.map(({ title, entries }) => {
@@ -37,28 +33,19 @@ export function boxed(file, groups) {
 }
 
 function picture(file, overlay) {
-  const url = URL.createObjectURL(file);
   const image = make("img", { alt: "The image with boxes" });
   const figure = make("figure", { class: "boxes" }, image, overlay);
-  image.onload = () => {
-    URL.revokeObjectURL(url);
-    overlay.setAttribute("viewBox", `0 0 ${image.naturalWidth} ${image.naturalHeight}`);
-  };
-  image.onerror = () => {
-    URL.revokeObjectURL(url);
-    figure.replaceChildren(make("p", { class: "note" }, "This browser cannot show the image."));
-  };
-  image.src = url;
+  showFile(image, file, (isShown) => {
+    if (isShown) overlay.setAttribute("viewBox", `0 0 ${image.naturalWidth} ${image.naturalHeight}`);
+    else figure.replaceChildren(make("p", { class: "note" }, "This browser cannot show the image."));
+  });
   return figure;
 }
 
 /** Make the box of an entry, linked with its item of the list. */
 function shapeOf(/** @type {Entry} */ { corners, label }, item) {
-  const shape = document.createElementNS(SVG, "polygon");
-  shape.setAttribute("points", (corners ?? []).map((point) => point.join(",")).join(" "));
-  shape.setAttribute("role", "option");
-  shape.setAttribute("aria-label", label);
-  shape.setAttribute("aria-selected", "false");
+  const points = (corners ?? []).map((point) => point.join(",")).join(" ");
+  const shape = makeSvg("polygon", { points, role: "option", "aria-label": label, "aria-selected": "false" });
   const light = (isLit) => {
     for (const each of [shape, item]) {
       each.classList.toggle("lit", isLit);

@@ -1,8 +1,7 @@
 /** Line charts of the last minute, as SVG. */
 
-import { make } from "./dom.js";
+import { make, makeSvg } from "./dom.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 40;
 
 /** @typedef {{name: string, values: (?number)[]}} Line */
@@ -22,7 +21,7 @@ export class Chart {
     this.pointed = null;
     this.readout = make("span", { class: "readout" });
     this.top = make("span", { class: "axis", "aria-hidden": "true" });
-    this.svg = svg("svg", { viewBox: `0 0 59 ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+    this.svg = makeSvg("svg", { viewBox: `0 0 59 ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
     this.element = make(
       "figure",
       { class: "chart" },
@@ -52,11 +51,11 @@ export class Chart {
     this.top.textContent = String(highest);
     this.svg.setAttribute("viewBox", `0 0 ${seconds} ${HEIGHT}`);
     const paths = this.lines.map(({ name, values }) =>
-      svg("path", { d: path(values, highest), "data-line": name, "vector-effect": "non-scaling-stroke" }),
+      makeSvg("path", { d: path(values, highest), "data-line": name, "vector-effect": "non-scaling-stroke" }),
     );
     if (this.pointed !== null) {
       const d = `M${this.pointed} 0V${HEIGHT}`;
-      paths.push(svg("path", { d, "data-line": "pointer", "vector-effect": "non-scaling-stroke" }));
+      paths.push(makeSvg("path", { d, "data-line": "pointer", "vector-effect": "non-scaling-stroke" }));
     }
     this.svg.replaceChildren(...paths);
     this.showValues(seconds);
@@ -75,12 +74,6 @@ export class Chart {
     const text = this.lines.map(({ name, values }) => `${name} ${this.format(values[newest] ?? null)}`.trim());
     this.svg.setAttribute("aria-label", `${this.title} over ${seconds + 1} s, last ${text.join(", ")}`);
   }
-}
-
-function svg(tag, /** @type {Record<string, string>} */ attributes) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
 }
 
 /** Return a path with gaps for missing values; a value between gaps is a dot. */

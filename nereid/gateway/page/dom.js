@@ -28,6 +28,30 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Make an element of SVG. */
+export function makeSvg(/** @type {string} */ tag, /** @type {Record<string, string>} */ attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+/**
+ * Show a file in an `img` element; `done` gets whether the browser can show it.
+ * @param {HTMLImageElement} image
+ * @param {Blob} file
+ * @param {(isShown: boolean) => void} done
+ */
+export function showFile(image, file, done) {
+  const url = URL.createObjectURL(file);
+  const end = (isShown) => {
+    URL.revokeObjectURL(url);
+    done(isShown);
+  };
+  image.onload = () => end(true);
+  image.onerror = () => end(false);
+  image.src = url;
+}
+
 /** Format a share in 0..1: `95.3 %`, `0.31 %`. */
 export function percent(/** @type {number} */ share) {
   if (share > 0 && share < 0.0001) return "<\u00a00.01\u00a0%";

@@ -1,7 +1,7 @@
 /** One image: the result of its task, the variant, the reason and the timings. */
 
 import * as api from "./api.js";
-import { byId, copyButton, errorBlock, make, milliseconds, variantName } from "./dom.js";
+import { byId, copyButton, errorBlock, make, milliseconds, showFile, variantName } from "./dom.js";
 
 /** @type {Record<string, string>} */
 const REASONS = {
@@ -43,7 +43,10 @@ export function startImage({ onImage }) {
     const options = chosenOptions();
     const { file } = image;
     const task = api.usedTask();
-    showWaiting(image, options);
+    byId("result").setAttribute("aria-busy", "true");
+    byId("error").replaceChildren();
+    byId("curl").textContent = curl(image.name, options);
+    byId("reproduce").hidden = false;
     const begin = performance.now();
     isRejected = false;
     showPreview(file, signal);
@@ -127,17 +130,10 @@ function chosenOptions() {
 
 function showImage(file, name) {
   const thumbnail = byId("thumbnail");
-  const url = URL.createObjectURL(file);
-  const done = (isShown) => {
-    URL.revokeObjectURL(url);
-    if (thumbnail.dataset.url !== url) return;
+  showFile(thumbnail, file, (isShown) => {
     thumbnail.hidden = !isShown;
     byId("drop-icon").toggleAttribute("hidden", isShown);
-  };
-  thumbnail.onload = () => done(true);
-  thumbnail.onerror = () => done(false);
-  thumbnail.dataset.url = url;
-  thumbnail.src = url;
+  });
   thumbnail.alt = `The image ${name}`;
   byId("drop-label").textContent = name;
   byId("drop-hint").textContent = `${size(file.size)} · choose, drop or paste another`;
@@ -147,24 +143,13 @@ function showImage(file, name) {
 async function showPreview(file, signal) {
   const picture = api.usedTask().isPreviewed ? await api.preview(file).catch(() => null) : null;
   if (signal.aborted) return;
-  const image = byId("seen-image");
   byId("seen").hidden = !picture;
-  if (!picture) return;
-  const url = URL.createObjectURL(picture);
-  image.onload = () => URL.revokeObjectURL(url);
-  image.src = url;
+  if (picture) showFile(byId("seen-image"), picture, () => {});
 }
 
 function size(bytes) {
   if (bytes < 1000) return `${bytes} B`;
   return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
-}
-
-function showWaiting(/** @type {{file: Blob, name: string}} */ image, options) {
-  byId("result").setAttribute("aria-busy", "true");
-  byId("error").replaceChildren();
-  byId("curl").textContent = curl(image.name, options);
-  byId("reproduce").hidden = false;
 }
 
 function showError(error) {

@@ -15,8 +15,7 @@ export function startModels(/** @type {{onModel: () => void}} */ { onModel }) {
 
   function use(name) {
     const model = name === models[0]?.name ? "" : name;
-    api.useTask(task);
-    api.useModel(model);
+    api.use(task, model);
     if (`${task.name}/${model}` === used) return;
     used = `${task.name}/${model}`;
     onModel();

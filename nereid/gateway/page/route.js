@@ -52,7 +52,7 @@ export function startRoute({ onRoute }) {
     missing = null;
     const isOther = keepsEdits && state.generation !== route?.generation;
     byId("generation").textContent = `${state.model}, generation ${state.generation}`;
-    warn(isOther ? "Another user has changed the route since you began." : state.is_served ? "" : notServed(state));
+    warn(isOther ? "Another user has changed the route since you began." : state.is_served ? "" : `Not served yet. ${state.detail}`);
     if (names(state) !== names(route)) showInputs(state);
     else if (keepsEdits) return onRoute(state, null);
     route = state;
@@ -175,8 +175,6 @@ export function startRoute({ onRoute }) {
 }
 
 const input = (name) => byId(`weight-${name}`);
-
-const notServed = ({ detail }) => `Not served yet. ${detail}`;
 
 function warn(text) {
   byId("route-detail").hidden = !text;

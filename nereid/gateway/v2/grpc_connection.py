@@ -3,8 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from h2.config import H2Configuration
@@ -119,7 +118,7 @@ class Http2(H2Connection):
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits of one client. Rates are per second; a burst is what may arrive at once.
+    """Limits of one client; a pair is a burst, which may arrive at once, and a rate per second.
 
     `frames` counts frames that carry little, `resets` calls cancelled by the client, and `keyless_starts`
     calls that need no key or present no valid one.
@@ -127,27 +126,15 @@ class ClientLimits:
 
     connections: int
     calls: int
-    frames: int
-    frames_per_s: int
-    resets: int
-    resets_per_s: int
-    keyless_starts: int
-    keyless_starts_per_s: int
+    frames: tuple[int, int]
+    resets: tuple[int, int]
+    keyless_starts: tuple[int, int]
 
 
 PEER_LIMITS = ClientLimits(
-    connections=64,
-    calls=32,
-    frames=1000,
-    frames_per_s=200,
-    resets=100,
-    resets_per_s=10,
-    keyless_starts=200,
-    keyless_starts_per_s=50,
+    connections=64, calls=32, frames=(1000, 200), resets=(100, 10), keyless_starts=(200, 50)
 )
-KEY_LIMITS = replace(
-    PEER_LIMITS, connections=256, calls=1024, frames=20_000, frames_per_s=2000, resets=1000, resets_per_s=200
-)
+KEY_LIMITS = replace(PEER_LIMITS, connections=256, calls=1024, frames=(20_000, 2000), resets=(1000, 200))
 # Maximum names remembered; beyond that, those that hold nothing are dropped.
 MAX_IDLE = 4096
 
@@ -158,18 +145,17 @@ class TokenBucket:
     Args:
         burst: its capacity and initial amount.
         rate_per_s: amount gained per second.
-        clock: monotonic time in seconds.
     """
 
-    __slots__ = ("_burst", "_clock", "_left", "_rate_per_s", "_refilled_at")
+    __slots__ = ("_burst", "_left", "_rate_per_s", "_refilled_at")
 
-    def __init__(self, burst: int, rate_per_s: int, clock: Callable[[], float]) -> None:
-        self._burst, self._rate_per_s, self._clock = burst, rate_per_s, clock
-        self._left, self._refilled_at = float(burst), clock()
+    def __init__(self, burst: int, rate_per_s: int) -> None:
+        self._burst, self._rate_per_s = burst, rate_per_s
+        self._left, self._refilled_at = float(burst), time.monotonic()
 
     def take(self, amount: float) -> bool:
         """Take an amount and return whether there was enough."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         self.give((now_s - self._refilled_at) * self._rate_per_s)
         self._refilled_at = now_s
         if amount > self._left:
@@ -182,16 +168,15 @@ class TokenBucket:
         self._left = min(self._burst, self._left + amount)
 
 
-@dataclass(eq=False, slots=True)
 class ClientUsage:
     """What one address or key holds: its connections, oldest first, its open calls and its budgets."""
 
-    limits: ClientLimits
-    frames: TokenBucket
-    resets: TokenBucket
-    keyless_starts: TokenBucket
-    connections: dict[Any, None] = field(default_factory=dict)
-    calls: int = 0
+    def __init__(self, limits: ClientLimits) -> None:
+        self.limits, self.calls = limits, 0
+        self.connections: dict[GrpcConnection, None] = {}
+        self.frames = TokenBucket(*limits.frames)
+        self.resets = TokenBucket(*limits.resets)
+        self.keyless_starts = TokenBucket(*limits.keyless_starts)
 
 
 class ClientUsages:
@@ -206,12 +191,7 @@ class ClientUsages:
             return client
         if len(self._known) >= MAX_IDLE:
             self._known = {n: usage for n, usage in self._known.items() if usage.connections or usage.calls}
-        client = self._known[name, limits] = ClientUsage(
-            limits,
-            TokenBucket(limits.frames, limits.frames_per_s, time.monotonic),
-            TokenBucket(limits.resets, limits.resets_per_s, time.monotonic),
-            TokenBucket(limits.keyless_starts, limits.keyless_starts_per_s, time.monotonic),
-        )
+        client = self._known[name, limits] = ClientUsage(limits)
         return client
 
 
@@ -240,11 +220,7 @@ RESPONSE_HEADERS: Headers = [(b":status", b"200"), (b"content-type", b"applicati
 
 
 class GrpcConnection(asyncio.Protocol):
-    """Serves the calls of one connection; when over budget, sends GOAWAY and finishes only calls in progress.
-
-    Args:
-        server: starts the calls.
-    """
+    """Serve the calls of one connection; when over budget, send GOAWAY and finish only calls in progress."""
 
     def __init__(self, server: "GrpcServer") -> None:
         self._server, self._loop = server, asyncio.get_running_loop()
@@ -374,7 +350,10 @@ class GrpcConnection(asyncio.Protocol):
                 if call := self.calls.get(event.stream_id):
                     call.complete()
             case StreamReset():
-                self._on_reset(event.stream_id)
+                if call := self.calls.get(event.stream_id):
+                    self._forget(event.stream_id)
+                    if not call.client.resets.take(1):
+                        self.close_over_limit("too many calls are cancelled")
             case WindowUpdated() | RemoteSettingsChanged():
                 self._has_settings = True  # a client's first frame contains them
                 self._flush()
@@ -385,12 +364,6 @@ class GrpcConnection(asyncio.Protocol):
             case ConnectionTerminated():
                 self._is_leaving = True
                 self._close_if_done()
-
-    def _on_reset(self, stream: int) -> None:
-        if call := self.calls.get(stream):
-            self._forget(stream)
-            if not call.client.resets.take(1):
-                self.close_over_limit("too many calls are cancelled")
 
     def respond(
         self, stream: int, call: "GrpcCall | None", trailers: Headers, message: bytes | None = None

@@ -1,7 +1,6 @@
 """The v2 protocol over gRPC: health, metadata and inference."""
 
 import asyncio
-import logging
 import socket
 import ssl
 from functools import partial
@@ -16,16 +15,9 @@ from tritonclient.grpc import service_pb2 as v2
 
 from nereid.base.units import format_bytes
 from nereid.gateway import inference
-from nereid.gateway.failures import (
-    CLIENT_CLOSED,
-    GATEWAY_FAILED,
-    SERVER_FAULTS,
-    Failure,
-    GrpcStatus,
-    invalid_request,
-)
+from nereid.gateway.failures import CLIENT_CLOSED, Failure, GrpcStatus, from_triton, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
-from nereid.gateway.http.middleware import finish_request
+from nereid.gateway.http.middleware import finish_request, logged_failure
 from nereid.gateway.keys import Need, identify
 from nereid.gateway.state import Gateway
 from nereid.gateway.tls import BACKLOG, TlsListener
@@ -55,17 +47,19 @@ READ_METHODS: dict[str, type[Message]] = {
 }
 # HealthCheckResponse messages for NOT_SERVING and SERVING. Source: grpc/health/v1/health.proto.
 _SERVING = (b"\x08\x02", b"\x08\x01")
+_HEALTH_FIELDS = {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready"}
+_SERVER_PATHS = {
+    "ServerLive": "/v2/health/live",
+    "ServerReady": "/v2/health/ready",
+    HEALTH_CHECK: "/v2/health/ready",
+    "ServerMetadata": "/v2",
+}
 # Path relative to the model's path.
 _PATH_SUFFIXES = {"ModelReady": "/ready", "ModelConfig": "/config", "ModelStatistics": "/stats"}
 
 
 async def read(gateway: Gateway, name: str, request: Any) -> bytes:
-    """Return the response to a read-only request as an encoded message.
-
-    Args:
-        gateway: provides access to Triton.
-        name: name of the method, a key of `READ_METHODS`.
-        request: the request message.
+    """Return the response to the request of a method in `READ_METHODS`, as an encoded message.
 
     Raises:
         Failure: Triton rejected or failed the request.
@@ -74,21 +68,14 @@ async def read(gateway: Gateway, name: str, request: Any) -> bytes:
     is_ok = response.status == HTTPStatus.OK
     if name == HEALTH_CHECK:
         return _SERVING[is_ok]
-    message: Message
-    if name == "ServerLive":
-        message = v2.ServerLiveResponse(live=is_ok)
-    elif name == "ServerReady":
-        message = v2.ServerReadyResponse(ready=is_ok)
-    elif name == "ModelReady":
-        message = v2.ModelReadyResponse(ready=is_ok)
+    message = getattr(v2, f"{name}Response")()
+    if name in _HEALTH_FIELDS:
+        setattr(message, _HEALTH_FIELDS[name], is_ok)
     elif not is_ok:
-        raise inference.failure_of(response)
-    elif name == "ModelConfig":
-        message = v2.ModelConfigResponse()
-        json_format.Parse(response.body, message.config, ignore_unknown_fields=True)
+        raise from_triton(response)
     else:
-        message = getattr(v2, f"{name}Response")()
-        json_format.Parse(response.body, message, ignore_unknown_fields=True)
+        content = message.config if name == "ModelConfig" else message
+        json_format.Parse(response.body, content, ignore_unknown_fields=True)
     return bytes(message.SerializeToString())
 
 
@@ -98,12 +85,8 @@ def _path(name: str, request: Any) -> str:
     Raises:
         Failure: no model can have that name or version.
     """
-    if name == "ServerLive":
-        return "/v2/health/live"
-    if name in ("ServerReady", HEALTH_CHECK):
-        return "/v2/health/ready"
-    if name == "ServerMetadata":
-        return "/v2"
+    if name in _SERVER_PATHS:
+        return _SERVER_PATHS[name]
     if name == "ModelStatistics" and not request.name:
         return "/v2/models/stats"
     return inference.checked_path(request.name, request.version) + _PATH_SUFFIXES.get(name, "")
@@ -128,9 +111,7 @@ class GrpcCall:
     """A call from its headers to the end of its answer.
 
     Args:
-        gateway: limits and metrics.
         connection, stream: where the call came from.
-        request: its headers and context.
         client: the client that the call is counted against.
 
     Attributes:
@@ -173,7 +154,7 @@ class GrpcCall:
     def receive(self, data: bytes | bytearray) -> None:
         """Count and store the next bytes of the message; end the call if there are too many."""
         try:
-            self._gateway.uploads.buffers.acquire(self.request.key, len(data))
+            self._gateway.uploads.buffers.acquire(self.request.key_id, len(data))
             self.request.body_bytes += len(data)
             self._message += data  # do not reserve memory for bytes that may never arrive
             if not self._length and len(self._message) >= PREFIX_BYTES:
@@ -220,14 +201,12 @@ class GrpcCall:
         """
         if self._is_over:
             return
-        self._gateway.uploads.buffers.acquire(self.request.key, len(message))
+        self._gateway.uploads.buffers.acquire(self.request.key_id, len(message))
         self._answer_bytes = len(message)
         self._connection.respond(self._stream, self, OK_TRAILERS, message)
         if not self._is_over:
-            self._timer = asyncio.get_running_loop().call_later(GRACE_PERIOD_S, self._abandon)
-
-    def _abandon(self) -> None:
-        self._connection.abandon(self._stream)
+            abandon = self._connection.abandon
+            self._timer = asyncio.get_running_loop().call_later(GRACE_PERIOD_S, abandon, self._stream)
 
     def fail(self, failure: Failure) -> None:
         """Send an error."""
@@ -255,7 +234,7 @@ class GrpcCall:
         self._stop_timer()
         self._count(-1)
         self._message = bytearray()
-        self._gateway.uploads.buffers.release(self.request.key, self._answer_bytes)
+        self._gateway.uploads.buffers.release(self.request.key_id, self._answer_bytes)
         task = self._task
         if task and not task.done() and task is not asyncio.current_task():
             # A thread may still hold the message of a cancelled call.
@@ -269,7 +248,6 @@ class GrpcCall:
             self._timer = None
 
 
-log = logging.getLogger("nereid.gateway")
 SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
 INFER_METHOD = "ModelInfer"
 KEYLESS_METHODS = ("ServerLive", "ServerReady", HEALTH_CHECK)
@@ -287,7 +265,6 @@ class GrpcServer:
     """Checks each call and passes it to Triton over HTTP.
 
     Args:
-        gateway: settings, keys and limits.
         keep_alive_s: idle connection timeout, in seconds.
     """
 
@@ -414,13 +391,8 @@ class GrpcServer:
         """Answer a call whose message is complete."""
         try:
             call.answer(await (self._infer if call.request.is_inference else self._read)(call))
-        except Failure as failure:
-            if failure.code in SERVER_FAULTS:
-                log.warning("request %s: %s: %r", call.request.request_id, failure.code, failure.__cause__)
-            call.fail(failure)
-        except Exception:
-            log.exception("request %s failed", call.request.request_id)
-            call.fail(Failure("inference_failed", GATEWAY_FAILED))
+        except Exception as error:
+            call.fail(logged_failure(call.request, error))
 
     async def _read(self, call: GrpcCall) -> bytes:
         name = call.request.endpoint

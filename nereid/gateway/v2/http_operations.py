@@ -7,9 +7,9 @@ import zlib
 
 from nereid.base.units import format_bytes
 from nereid.gateway import inference
-from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.failures import Failure, from_triton, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
-from nereid.gateway.http.upload import CancelOnDisconnect
+from nereid.gateway.http.upload import cancel_on_disconnect
 from nereid.gateway.inference import JSON_LENGTH_HEADER
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import Operation
@@ -25,20 +25,17 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     remaining_s = request.start_timeout(settings.max_timeout_s, settings.max_timeout_s)
     path, headers = _path(request), request.forwarded()
     gateway.admission.check(remaining_s, request.key_id)
-    body = await gateway.uploads.read_body(request, remaining_s)
+    body = memoryview(await gateway.uploads.read_body(request, remaining_s))
     request.end_stage("receive")
     if b"content-encoding" in request.headers:
         body = await _unpacked(gateway, request, body)
     checked = await check_body_apart(settings, body, _json_bytes(request))
-    with CancelOnDisconnect(request):
+    with cancel_on_disconnect(request):
         response = await inference.run_tensors(gateway, request, path, headers, checked)
     request.v2_model_name = request.scope["path_params"]["model"]
-    length = (
-        [(JSON_LENGTH_HEADER, response.headers[JSON_LENGTH_HEADER])]
-        if JSON_LENGTH_HEADER in response.headers
-        else []
-    )
-    return GatewayResponse(response.body, response.headers.get(b"content-type", JSON), 200, length)
+    content_type, length = response.headers.get(b"content-type", JSON), JSON_LENGTH_HEADER
+    head = [(length, response.headers[length])] if length in response.headers else []
+    return GatewayResponse(response.body, content_type, 200, head)
 
 
 async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -50,7 +47,7 @@ async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     if response.status != 200:
         if not response.body:  # for example readiness
             return GatewayResponse(b"", JSON, response.status)
-        raise inference.failure_of(response)
+        raise from_triton(response)
     return GatewayResponse(response.body, response.headers.get(b"content-type", JSON))
 
 
@@ -92,7 +89,7 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview)
         unpacked = await asyncio.to_thread(unpack, body, gateway.settings.max_body_bytes)
     finally:
         gateway.decompressions.release(request.key_id, time.monotonic() - started_at)
-    gateway.uploads.buffers.acquire(request.key, len(unpacked))
+    gateway.uploads.buffers.acquire(request.key_id, len(unpacked))
     request.body_bytes += len(unpacked)
     return memoryview(unpacked)
 

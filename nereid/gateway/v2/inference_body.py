@@ -45,6 +45,40 @@ _SEQUENCE = "sequence_id"
 MAX_NUMBER = 2**63 - 1
 _FLAGS = frozenset({"binary_data", "binary_data_output", "sequence_start", "sequence_end"})
 
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Value = bool | Integer | float | str
+
+
+class Input(msgspec.Struct, omit_defaults=True):
+    """An input tensor; its data is in the JSON or follows it."""
+
+    name: str
+    shape: list[Integer]
+    datatype: str
+    parameters: dict[str, Value] = {}
+    data: msgspec.Raw = msgspec.Raw(b"")
+
+
+class Output(msgspec.Struct, omit_defaults=True):
+    """A requested output tensor."""
+
+    name: str
+    parameters: dict[str, Value] = {}
+
+
+class InferenceRequest(msgspec.Struct, omit_defaults=True):
+    """An inference request."""
+
+    inputs: list[Input]
+    id: str = ""
+    outputs: list[Output] = []
+    parameters: dict[str, Value] = {}
+
+
+def invalid_input(tensor: Any, problem: str) -> Failure:
+    """Return the error response for an input tensor, in JSON or a message."""
+    return invalid_request(f"input '{tensor.name[:128]}': {problem}")
+
 
 def check_count(items: str, count: int, max_count: int) -> None:
     """Reject too many tensors or parameters.
@@ -96,75 +130,53 @@ def check_parameters(subject: str, parameters: Mapping[str, Any]) -> None:
             raise invalid_request(f"parameter '{name}': expected true or false, got {value!r}")
 
 
-def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
+def element_count(tensor: Input) -> int:
     """Return the number of elements of an input.
 
     Raises:
         Failure: the datatype is unknown or the shape is impossible.
     """
+    datatype, shape = tensor.datatype, tensor.shape
     if datatype not in ELEMENT_BYTES and datatype != BYTES:
-        raise invalid_request(
-            f"input '{name[:128]}': expected a datatype such as FP32 or BYTES, got {datatype[:32]!r}"
-        )
+        raise invalid_input(tensor, f"expected a datatype such as FP32 or BYTES, got {datatype[:32]!r}")
     if len(shape) > MAX_DIMENSIONS or any(size < 1 for size in shape):
-        raise invalid_request(
-            f"input '{name[:128]}': expected a shape of at most {MAX_DIMENSIONS} dimensions of 1 or more, "
-            f"got {_listed(shape)}"
-        )
+        expected = f"expected a shape of at most {MAX_DIMENSIONS} dimensions of 1 or more"
+        raise invalid_input(tensor, f"{expected}, got {_listed(shape)}")
     count, max_count = prod(shape), MAX_ELEMENTS
     if datatype == BYTES:
-        max_count = MAX_IMAGES if name == IMAGE else MAX_STRINGS
+        max_count = MAX_IMAGES if tensor.name == IMAGE else MAX_STRINGS
     if count > max_count:
-        raise invalid_request(
-            f"input '{name[:128]}': expected at most {max_count} elements, got the shape {_listed(shape)}"
-        )
+        raise invalid_input(tensor, f"expected at most {max_count} elements, got the shape {_listed(shape)}")
     return count
 
 
-def check_elements(name: str, shape: Sequence[int], count: int, sent: int) -> None:
+def check_elements(tensor: Input, count: int, sent: int) -> None:
     """Reject data that does not match its shape.
 
     Raises:
         Failure: the shape has `count` elements, but `sent` were received.
     """
     if count != sent:
-        raise invalid_request(
-            f"input '{name[:128]}': the shape {_listed(shape)} has {count} elements, the data have {sent}"
+        raise invalid_input(
+            tensor, f"the shape {_listed(tensor.shape)} has {count} elements, the data have {sent}"
         )
 
 
-def tensor_costs(
-    settings: GatewaySettings, name: str, datatype: str, shape: Sequence[int], data: memoryview
-) -> list[int]:
+def tensor_costs(settings: GatewaySettings, tensor: Input, data: memoryview) -> list[int]:
     """Check an input's binary data, and return the cost of each image or of the whole tensor.
 
-    Args:
-        settings: image limits.
-        name, datatype, shape: the input as declared.
-        data: its bytes; each BYTES element is preceded by its length in four bytes.
-
     Raises:
-        Failure: data and shape disagree, or an image is too large.
+        Failure: data and shape disagree, or an image is empty or too large.
     """
-    count = element_count(name, datatype, shape)
-    if datatype != BYTES:
-        expected = count * ELEMENT_BYTES[datatype]
+    count = element_count(tensor)
+    if tensor.datatype != BYTES:
+        expected = count * ELEMENT_BYTES[tensor.datatype]
         if len(data) != expected:
-            raise invalid_request(
-                f"input '{name[:128]}': expected {expected} bytes for {datatype} {_listed(shape)}, "
-                f"got {len(data)}"
-            )
+            declared = f"{tensor.datatype} {_listed(tensor.shape)}"
+            raise invalid_input(tensor, f"expected {expected} bytes for {declared}, got {len(data)}")
         return [1 + expected // BYTES_PER_UNIT]
-    return element_costs(settings, name, _split(name, shape, count, data))
-
-
-def element_costs(settings: GatewaySettings, name: str, elements: Sequence[memoryview]) -> list[int]:
-    """Return the cost of each image in the input `image`, or of another BYTES input.
-
-    Raises:
-        Failure: an image is too large.
-    """
-    if name != IMAGE:
+    elements = _split(tensor, count, data)
+    if tensor.name != IMAGE:
         return [1 + sum(map(len, elements)) // BYTES_PER_UNIT]
     if not all(map(len, elements)):
         raise Failure("invalid_image", "the image is empty")
@@ -182,19 +194,19 @@ def image_cost(settings: GatewaySettings, image: memoryview) -> int:
     return estimate_header_cost(image_header, settings.max_pixels)
 
 
-def _split(name: str, shape: Sequence[int], count: int, data: memoryview) -> list[memoryview]:
-    """Return the elements of a BYTES tensor; each is preceded by its length."""
+def _split(tensor: Input, count: int, data: memoryview) -> list[memoryview]:
+    """Return the elements of a BYTES tensor; each is preceded by its length in four bytes."""
     elements, at = list[memoryview](), 0
     for _ in range(count):
         begin = at + LENGTH_BYTES
         at = begin + int.from_bytes(data[at:begin], "little")
         if begin > len(data) or at > len(data):
-            raise invalid_request(
-                f"input '{name[:128]}': the data end within element {len(elements)} of {_listed(shape)}"
+            raise invalid_input(
+                tensor, f"the data end within element {len(elements)} of {_listed(tensor.shape)}"
             )
         elements.append(data[begin:at])
     if at != len(data):
-        raise invalid_request(f"input '{name[:128]}': {len(data) - at} bytes follow the last element")
+        raise invalid_input(tensor, f"{len(data) - at} bytes follow the last element")
     return elements
 
 
@@ -245,42 +257,12 @@ _OF_BOOL, _OF_INTEGERS, _OF_NUMBERS = (msgspec.json.Decoder(list[kind]) for kind
 _SPACES, _NO_NUMBERS = b" \t\r\n", b"[] \t\r\n"
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]")
 
-Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Value = bool | Integer | float | str
-
-
-class Input(msgspec.Struct, omit_defaults=True):
-    """An input tensor; its data is in the JSON or follows it."""
-
-    name: str
-    shape: list[Integer]
-    datatype: str
-    parameters: dict[str, Value] = {}
-    data: msgspec.Raw = msgspec.Raw(b"")
-
-
-class Output(msgspec.Struct, omit_defaults=True):
-    """A requested output tensor."""
-
-    name: str
-    parameters: dict[str, Value] = {}
-
-
-class InferenceRequest(msgspec.Struct, omit_defaults=True):
-    """An inference request."""
-
-    inputs: list[Input]
-    id: str = ""
-    outputs: list[Output] = []
-    parameters: dict[str, Value] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedBody:
     """A request that may be sent to Triton.
 
     Attributes:
-        parts: the body.
         json_bytes: length of its JSON; None if nothing follows it.
         costs: cost of each image or other tensor.
         classified: outputs whose classes are requested.
@@ -305,8 +287,6 @@ def check_body(settings: GatewaySettings, body: bytes | memoryview, json_bytes: 
     """Check the body of a request.
 
     Args:
-        settings: image limits.
-        body: the body as received.
         json_bytes: declared length of its JSON; 0 if the body is the only input, None if all of it is JSON.
 
     Raises:
@@ -331,10 +311,8 @@ def check_body(settings: GatewaySettings, body: bytes | memoryview, json_bytes: 
             data.append(None)
             continue
         if tensor.data or type(length) is not int or not 0 <= length <= len(binary) - at:
-            raise invalid_request(
-                f"input '{tensor.name[:128]}': expected {length} binary bytes and no JSON data, "
-                f"{len(binary) - at} bytes are left"
-            )
+            expected = f"expected {length} binary bytes and no JSON data"
+            raise invalid_input(tensor, f"{expected}, {len(binary) - at} bytes are left")
         data.append(binary[at : at + length])
         at += length
     if at != len(binary):
@@ -345,12 +323,7 @@ def check_body(settings: GatewaySettings, body: bytes | memoryview, json_bytes: 
 def check(
     settings: GatewaySettings, inference: InferenceRequest, data: Sequence[memoryview | None]
 ) -> CheckedBody:
-    """Check a request.
-
-    Args:
-        settings: image limits.
-        inference: the request.
-        data: binary data of each input; None if the data is JSON.
+    """Check a request, given the binary data of each input, or None if the data is JSON.
 
     Raises:
         Failure: the request is invalid.
@@ -370,9 +343,7 @@ def check(
             _check_json_data(input_tensor)
             costs.append(1)
         else:
-            costs += tensor_costs(
-                settings, input_tensor.name, input_tensor.datatype, input_tensor.shape, sent
-            )
+            costs += tensor_costs(settings, input_tensor, sent)
     binary = [sent for sent in data if sent is not None]
     classified = [output.name for output in inference.outputs if CLASSIFICATION in output.parameters]
     head = msgspec.json.encode(inference)
@@ -383,36 +354,34 @@ def _read(text: bytes) -> InferenceRequest:
     if text.count(b'"') > MAX_QUOTES:
         raise invalid_request(f"expected at most {MAX_QUOTES} quotation marks in the JSON, got more")
     try:
-        inference = msgspec.json.decode(text, type=InferenceRequest)
+        return msgspec.json.decode(text, type=InferenceRequest)
     except (ValueError, RecursionError) as error:  # msgspec's own, or text that is not UTF-8
         raise invalid_request(
             f"invalid JSON: {error}; for a body that is the only input, such as an image, send the header "
             "Inference-Header-Content-Length: 0"
         ) from None
-    return inference
 
 
-def _check_json_data(input_tensor: Input) -> None:
+def _check_json_data(tensor: Input) -> None:
     """Check the number of elements in JSON, and that each one fits the datatype.
 
     Exactly one comma separates two elements of nested lists, unless a list is empty.
     """
-    name, shape, data = input_tensor.name, input_tensor.shape, bytes(input_tensor.data)
-    count = element_count(name, input_tensor.datatype, shape)
+    data, count = bytes(tensor.data), element_count(tensor)
     if not data.lstrip().startswith(b"["):
-        raise invalid_request(f"input '{name[:128]}': expected `data`, a list, or `binary_data_size`")
-    if input_tensor.datatype == BYTES:
-        _check_strings(input_tensor, count, data)
+        raise invalid_input(tensor, "expected `data`, a list, or `binary_data_size`")
+    if tensor.datatype == BYTES:
+        _check_strings(tensor, count, data)
         return
     if b'"' in data or b"{" in data or b"null" in data:
-        raise invalid_request(f"input '{name[:128]}': expected numbers, got other values")
+        raise invalid_input(tensor, "expected numbers, got other values")
     brackets = _without(_ALL_BUT_BRACKETS, data)
     for _ in range(MAX_DIMENSIONS):
         brackets = brackets.replace(b"[]", b"")
     if brackets or b"[]" in _without(_SPACES, data):
-        raise invalid_request(f"input '{name[:128]}': the lists are empty or nested too deeply")
-    check_elements(name, shape, count, data.count(b",") + 1)
-    _check_numbers(name, input_tensor.datatype, _without(_NO_NUMBERS, data))
+        raise invalid_input(tensor, "the lists are empty or nested too deeply")
+    check_elements(tensor, count, data.count(b",") + 1)
+    _check_numbers(tensor, _without(_NO_NUMBERS, data))
 
 
 def _without(unwanted: bytes, data: bytes) -> bytes:
@@ -420,8 +389,9 @@ def _without(unwanted: bytes, data: bytes) -> bytes:
     return b"".join([data[at : at + PIECE_BYTES].translate(None, unwanted) for at in pieces])
 
 
-def _check_numbers(name: str, datatype: str, values: bytes) -> None:
+def _check_numbers(tensor: Input, values: bytes) -> None:
     """Check comma-separated numbers; Triton reports wrong ones as its own fault, or alters them."""
+    datatype = tensor.datatype
     decoder: msgspec.json.Decoder[Any] = _OF_INTEGERS if datatype in _INTEGERS else _OF_NUMBERS
     low, high = _LIMITS.get(datatype, (-math.inf, math.inf))
     expected = f"numbers from {low:g} to {high:g}" if datatype in _LIMITS else "finite numbers"
@@ -438,23 +408,19 @@ def _check_numbers(name: str, datatype: str, values: bytes) -> None:
         except ValueError as error:
             text = str(error).partition(" - at ")[0]
             got = text.partition(", got ")[2] or text
-            raise invalid_request(
-                f"input '{name[:128]}': expected {expected} for {datatype}, got {got}"
-            ) from None
+            raise invalid_input(tensor, f"expected {expected} for {datatype}, got {got}") from None
         if not low <= (wrong := min(numbers)) or not (wrong := max(numbers)) <= high:
-            raise invalid_request(f"input '{name[:128]}': expected {expected} for {datatype}, got {wrong}")
+            raise invalid_input(tensor, f"expected {expected} for {datatype}, got {wrong}")
 
 
-def _check_strings(input_tensor: Input, count: int, data: bytes) -> None:
+def _check_strings(tensor: Input, count: int, data: bytes) -> None:
     if len(data) > MAX_STRINGS_BYTES:
-        raise invalid_request(
-            f"input '{input_tensor.name[:128]}': expected at most {format_bytes(MAX_STRINGS_BYTES)} of text, "
-            f"got {format_bytes(len(data))}; send it as binary data"
-        )
+        expected = f"expected at most {format_bytes(MAX_STRINGS_BYTES)} of text"
+        raise invalid_input(tensor, f"{expected}, got {format_bytes(len(data))}; send it as binary data")
     try:
         left, texts = [msgspec.json.decode(data)], 0
     except ValueError as error:  # text that is not UTF-8
-        raise invalid_request(f"input '{input_tensor.name[:128]}': {error}") from None
+        raise invalid_input(tensor, str(error)) from None
     while left:
         value = left.pop()
         if isinstance(value, list):
@@ -462,7 +428,5 @@ def _check_strings(input_tensor: Input, count: int, data: bytes) -> None:
         elif isinstance(value, str):
             texts += 1
         else:
-            raise invalid_request(
-                f"input '{input_tensor.name[:128]}': expected texts, got {type(value).__name__}"
-            )
-    check_elements(input_tensor.name, input_tensor.shape, count, texts)
+            raise invalid_input(tensor, f"expected texts, got {type(value).__name__}")
+    check_elements(tensor, count, texts)

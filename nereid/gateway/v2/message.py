@@ -28,6 +28,7 @@ from nereid.gateway.v2.inference_body import (
     Value,
     check,
     check_count,
+    invalid_input,
 )
 
 # perf_analyzer sends it with every request. It applies to streams, and Triton's HTTP port rejects it.
@@ -157,15 +158,12 @@ def _count(encoded: memoryview) -> int:
     count = 0
     for field_number, _, content in _fields(encoded, MAX_TEXTS):
         for kind, _, values in _fields(content, MAX_TEXTS) if field_number == _CONTENTS else ():
-            count += 1 if kind == _BYTES else _numbers(kind, values)
+            count += 1
+            if size := _NUMBER_BYTES.get(kind):
+                count += len(values) // size
+            elif kind != _BYTES:  # a varint's last byte is below 0x80
+                count += int(np.count_nonzero(np.frombuffer(values, np.uint8) < 0x80))
     return count
-
-
-def _numbers(kind: int, values: memoryview) -> int:
-    """Return how many numbers contents can hold at most; a varint's last byte is below 0x80."""
-    if size := _NUMBER_BYTES.get(kind):
-        return 1 + len(values) // size
-    return 1 + int(np.count_nonzero(np.frombuffer(values, np.uint8) < 0x80))
 
 
 def parse(kind: type[Message], message: bytes | memoryview) -> Any:
@@ -202,12 +200,7 @@ def check_message(
 
 
 def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
-    """Return Triton's HTTP response as a message.
-
-    Args:
-        body: JSON followed by the binary data of the outputs.
-        json_bytes: length of the JSON.
-    """
+    """Return Triton's HTTP response as a message; binary data of the outputs follows the JSON."""
     answer = msgspec.json.decode(body[:json_bytes], type=_Answer)
     message = v2.ModelInferResponse(
         model_name=answer.model_name, model_version=answer.model_version, id=answer.id
@@ -246,16 +239,11 @@ def _contents(
 
 def _typed_contents(tensor: Any) -> bytes:
     if tensor.datatype not in CONTENTS:
-        raise invalid_request(
-            f"input '{tensor.name[:128]}': expected raw contents for {tensor.datatype[:32]!r}, got typed ones"
-        )
+        raise invalid_input(tensor, f"expected raw contents for {tensor.datatype[:32]!r}, got typed ones")
     field, dtype = CONTENTS[tensor.datatype]
     filled = {descriptor.name: value for descriptor, value in tensor.contents.ListFields()}
     if filled.keys() - {field}:
-        raise invalid_request(
-            f"input '{tensor.name[:128]}': expected {tensor.datatype[:32]} in {field}, "
-            f"got {', '.join(filled)}"
-        )
+        raise invalid_input(tensor, f"expected {tensor.datatype[:32]} in {field}, got {', '.join(filled)}")
     values = filled.get(field, ())
     if tensor.datatype == BYTES:
         return b"".join(struct.pack("<I", len(element)) + element for element in values)
@@ -263,4 +251,4 @@ def _typed_contents(tensor: Any) -> bytes:
         pieces = range(0, len(values), PIECE)
         return b"".join([np.array(values[at : at + PIECE], dtype).tobytes() for at in pieces])
     except OverflowError as error:
-        raise invalid_request(f"input '{tensor.name[:128]}': {error}") from None
+        raise invalid_input(tensor, str(error)) from None

@@ -115,7 +115,8 @@ def from_images(
     ):
         for target in targets:
             recorded = measured[target.name] = VariantSignals(target, route)
-            meter = _meter(repository, target, recorded)
+            config = preprocessing_of(repository, target.model)
+            meter = Pipeline.from_config(config, 1, 1, recorded.add_inputs) if config else None
             log(f"variant '{target.name}' gets {len(images)} files")
             outcomes = pool.map(lambda path, name=target.name: _signals(client, task, path, name), images)
             for path, outcome in zip(images, outcomes, strict=True):
@@ -141,11 +142,6 @@ def from_images(
         for variant in measured.values()
     )
     return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
-
-
-def _meter(repository: Path, target: MonitoredVariant, variant_signals: VariantSignals) -> Pipeline | None:
-    config = preprocessing_of(repository, target.model)
-    return Pipeline.from_config(config, 1, 1, variant_signals.add_inputs) if config else None
 
 
 def _signals(client: ModelClient[Any], task: TaskOutputs, path: Path, variant: str) -> QualitySignals | str:

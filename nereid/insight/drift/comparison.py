@@ -94,18 +94,11 @@ def why_not(target: MonitoredVariant, reference: Reference | None) -> str:
 
 
 def compare(
-    target: MonitoredVariant,
-    route: str,
-    window: SeriesCounts,
-    reference: Reference,
-    min_requests: int = MIN_REQUESTS,
+    target: MonitoredVariant, route: str, window: SeriesCounts, reference: Reference
 ) -> tuple[SignalDrift, ...]:
     """Compare the window of a variant with its reference, signal by signal.
 
     Signals that the variant's task does not have are skipped.
-
-    Args:
-        min_requests: minimum number of images for comparing a signal.
     """
     variant_reference = reference.variant(target.name)
     assert variant_reference is not None
@@ -115,9 +108,7 @@ def compare(
     for signal in SIGNALS:
         counts = window.get(series_of(target, route, signal), {})
         if counts or signal in of_reference:
-            drifts.append(
-                _compare_signal(signal, counts, variant_reference, reference, min_requests, each_risk)
-            )
+            drifts.append(_compare_signal(signal, counts, variant_reference, reference, each_risk))
     return tuple(drifts)
 
 
@@ -126,7 +117,6 @@ def _compare_signal(
     counts: Mapping[str, int],
     variant_reference: VariantReference,
     reference: Reference,
-    min_requests: int,
     risk: float,
 ) -> SignalDrift:
     # Loads NumPy: 16 MB that only the server of a route with a reference needs.
@@ -143,7 +133,7 @@ def _compare_signal(
         new = recording.histogram(counts, signal)
     if not sum(old):
         return SignalDrift(signal, images, "no reference")
-    if images < min_requests:
+    if images < MIN_REQUESTS:
         return SignalDrift(signal, images, "too few")
     groups = scores.group_buckets(old, is_ordered=signal != CLASS)
     old, new = scores.add_up(old, groups), scores.add_up(new, groups)
@@ -175,9 +165,11 @@ def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
             variant.model,
             variant.version,
             loaded.network_versions[variant.name],
-            *_meter_of(measured.get(variant.model), variant.version),
+            image_model,
+            image_version or variant.version,
         )
         for variant in loaded.route.variants
+        for image_model, image_version in [measured.get(variant.model, ("", 0))]
     ]
 
 
@@ -190,8 +182,3 @@ def _image_meters(repository: Path, profile: str) -> dict[str, tuple[str, int]]:
         is_fused = documents[pin.model].get("backend") == "fused"
         meters[pin.model] = (pin.model, 0) if is_fused else (pin.preprocess, pin.preprocess_version)
     return meters
-
-
-def _meter_of(measured: tuple[str, int] | None, version: int) -> tuple[str, int]:
-    model, its_version = measured or ("", 0)
-    return model, its_version or version

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,6 @@ from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.prometheus_text import MetricLabels, MetricSamples, gauge, render
 from nereid.insight.drift.comparison import (
     MEASURES,
-    MIN_REQUESTS,
     VariantDrift,
     compare,
     requests_of,
@@ -39,7 +38,8 @@ STATE_FILE = "drift.json"
 PAGE_TIMEOUT_S = 10.0
 # Seconds between checks for a due poll, so that the first window begins soon after the start.
 CHECK_INTERVAL_S = 5.0
-Log = Callable[[str], None]
+# Seconds between polls, and seconds of the window.
+INTERVAL_S, WINDOW_S = 60.0, 3600.0
 PREFIX = "nereid_drift_"
 METRICS = {
     "score": gauge("Distance of a signal of the last hour from its reference.", "signal measure"),
@@ -51,15 +51,6 @@ METRICS = {
     "last_request_seconds": gauge("Seconds since the number of classified images last grew."),
 }
 LABELS = ("route", "variant")
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds between polls, seconds of the window, and the minimum number of images to compare it."""
-
-    interval_s: float = 60.0
-    window_s: float = 3600.0
-    min_requests: int = MIN_REQUESTS
 
 
 class RouteDrift(Struct, frozen=True):
@@ -80,14 +71,8 @@ class DriftState(Struct, frozen=True):
     routes: tuple[RouteDrift, ...]
 
 
-class MonitoredServer(Struct, frozen=True):
-    """A running server, and its run directory."""
-
-    info: ServerInfo
-    folder: Path
-
-
-FindServer = Callable[[], MonitoredServer | None]
+# A running server, and its run directory.
+MonitoredServer: TypeAlias = tuple[ServerInfo, Path]
 
 
 @dataclass
@@ -100,9 +85,8 @@ class Monitor:
     """
 
     repository: Path
-    find_server: FindServer
-    log: Log
-    timing: Timing = field(default_factory=Timing)
+    find_server: Callable[[], MonitoredServer | None]
+    log: Callable[[str], None]
     unix_time: Callable[[], float] = time.time
     history: History = field(default_factory=History)
     state: DriftState | None = None
@@ -116,7 +100,7 @@ class Monitor:
 
     def is_due(self) -> bool:
         """Return whether the interval is over, no poll has succeeded yet, or a reference has changed."""
-        is_over = self.unix_time() - self._sampled_at >= self.timing.interval_s
+        is_over = self.unix_time() - self._sampled_at >= INTERVAL_S
         return self.state is None or is_over or self._references != self._signature()
 
     def poll(self) -> None:
@@ -136,15 +120,16 @@ class Monitor:
         server = self.find_server() if locations else None
         if server is None:
             return
+        server_info, folder = server
         now, self._references = self.unix_time(), self._signature()
-        self._record(server.info, now)
-        _, covered_s = self.history.window(now, self.timing.window_s)
-        routes = tuple(self._route(location, server.info.profile, now) for location in locations)
-        self.state = DriftState(now, self.timing.window_s, covered_s, routes)
+        self._record(server_info, now)
+        _, covered_s = self.history.window(now, WINDOW_S)
+        routes = tuple(self._route(location, server_info.profile, now) for location in locations)
+        self.state = DriftState(now, WINDOW_S, covered_s, routes)
         self._report(self.state)
         with contextlib.suppress(FileNotFoundError):  # the server has just ended
-            self.history.store(server.folder)
-            replace(server.folder / STATE_FILE, msgspec.json.encode(self.state))
+            self.history.store(folder)
+            replace(folder / STATE_FILE, msgspec.json.encode(self.state))
 
     def _signature(self) -> list[tuple[str, int]]:
         stamps = []
@@ -161,8 +146,8 @@ class Monitor:
         if self._samples:
             # A server that started since the last poll counts from zero.
             increase = samples - self._samples if server_info.pid == self._pid else samples
-            seconds = min(now - self._sampled_at, 2 * self.timing.interval_s)
-            self.history.add(RecordedInterval(now, seconds, series_counts(increase)))
+            seconds = min(now - self._sampled_at, 2 * INTERVAL_S)
+            self.history.slots.append(RecordedInterval(now, seconds, series_counts(increase)))
         self._samples, self._pid, self._sampled_at = samples, server_info.pid, now
 
     def _route(self, location: RouteLocation, profile: str, now: float) -> RouteDrift:
@@ -175,14 +160,14 @@ class Monitor:
         except (OperationFailed, InvalidConfig, OSError) as error:
             return RouteDrift(location.name, "", problem=str(error))
         reference, variants = watch.reference, []
-        window, _ = self.history.window(now, self.timing.window_s, watch.stored)
+        window, _ = self.history.window(now, WINDOW_S, watch.stored)
         for target in targets:
             prefix = route_series(location.name, target.name, target.network_version, "")
             grew = self.history.last_increase(prefix)
             problem = watch.problem or why_not(target, reference)
             signals: Any = ()
             if reference and not problem:
-                signals = compare(target, location.name, window, reference, self.timing.min_requests)
+                signals = compare(target, location.name, window, reference)
             variants.append(
                 VariantDrift(
                     target.name,
@@ -210,7 +195,7 @@ class Monitor:
 
 def watch(monitor: Monitor, stop: threading.Event) -> None:
     """Poll when one is due, until `stop` is set."""
-    while not stop.wait(min(CHECK_INTERVAL_S, monitor.timing.interval_s)):
+    while not stop.wait(CHECK_INTERVAL_S):
         if monitor.is_due():
             monitor.poll()
 

@@ -113,14 +113,10 @@ class RecordedInterval(Struct, frozen=True):
 
 
 class History:
-    """The newest slots, oldest first."""
+    """The newest slots, oldest first; appending one beyond the limit drops the oldest."""
 
     def __init__(self, max_slots: int = MAX_SLOTS) -> None:
         self.slots: deque[RecordedInterval] = deque(maxlen=max_slots)
-
-    def add(self, slot: RecordedInterval) -> None:
-        """Append a slot; beyond the limit, the oldest one is dropped."""
-        self.slots.append(slot)
 
     def window(self, now: float, seconds: float, stored: float = -inf) -> tuple[SeriesCounts, float]:
         """Return the increase in the slots that ended in the last `seconds`, and the seconds they cover.

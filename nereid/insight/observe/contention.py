@@ -1,6 +1,7 @@
 """Kernel counters for a server's processes: time on a core, waits for one, page faults, limits."""
 
 import contextlib
+import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -30,16 +31,15 @@ class MachineReading:
     limit_bytes: int | None
 
 
-def read_machine(pid: int, proc: Path = PROC) -> MachineReading:
+def read_machine(pid: int) -> MachineReading:
     """Return the counts of this machine, and the limits of a process, or of this one if it has ended."""
-    memory = _memory(proc)
-    membership = proc / str(pid) / "cgroup"
+    memory = _memory()
+    membership = PROC / str(pid) / "cgroup"
     groups = ControlGroups(membership=membership) if membership.exists() else OWN
     cores, limit = groups.cores(), groups.memory_limit()
-    one, five, fifteen = (float(word) for word in (proc / "loadavg").read_text().split()[:3])
     return MachineReading(
-        read_cores(proc),
-        (one, five, fifteen),
+        read_cores(),
+        os.getloadavg(),
         memory["MemTotal"],
         memory["MemAvailable"],
         None if cores == inf else cores,
@@ -47,19 +47,19 @@ def read_machine(pid: int, proc: Path = PROC) -> MachineReading:
     )
 
 
-def _memory(proc: Path) -> dict[str, int]:
+def _memory() -> dict[str, int]:
     sizes = {}
-    for line in (proc / "meminfo").read_text().splitlines():
+    for line in (PROC / "meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         with contextlib.suppress(ValueError, IndexError):
             sizes[name] = int(rest.split()[0]) * 1024
     return sizes
 
 
-def read_cores(proc: Path = PROC) -> dict[int, tuple[int, int]]:
+def read_cores() -> dict[int, tuple[int, int]]:
     """Return the busy and total ticks of each core. Source: proc(5); guests are part of the user's time."""
     cores = {}
-    for line in (proc / "stat").read_text().splitlines():
+    for line in (PROC / "stat").read_text().splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name != "cpu":
             ticks = [int(field) for field in fields[:8]]
@@ -118,16 +118,16 @@ class Contention:
     throttled: float
 
 
-def read(server: int, roots: Collection[int], proc: Path = PROC) -> Counts:
+def read(server: int, roots: Collection[int]) -> Counts:
     """Return the current counters of processes and their descendants."""
     processes = {}
-    for entry in tree({server, *roots}, proc):
-        waited_s = core_wait_s(entry.process.pid, proc) or 0.0
-        switches = sum(map(_switches, (proc / str(entry.process.pid) / "task").glob("*")))
+    for entry in tree({server, *roots}):
+        waited_s = core_wait_s(entry.process.pid) or 0.0
+        switches = sum(map(_switches, (PROC / str(entry.process.pid) / "task").glob("*")))
         processes[entry.process] = ProcessCounts(entry.cpu_s, waited_s, entry.faults, switches)
-    cores = read_cores(proc)
+    cores = read_cores()
     busy_s = sum(busy for busy, _ in cores.values()) / TICKS_PER_S
-    throttling = ControlGroups(membership=proc / str(server) / "cgroup").throttling()
+    throttling = ControlGroups(membership=PROC / str(server) / "cgroup").throttling()
     return Counts(processes, len(cores), busy_s, *throttling, time.monotonic())
 
 

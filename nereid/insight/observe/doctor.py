@@ -1,7 +1,6 @@
 """`nereid doctor`: checks of this machine for the embedded server, each failure with its fix."""
 
 import contextlib
-import importlib.metadata
 import resource
 import shutil
 import subprocess
@@ -71,7 +70,7 @@ def _triton(inherited: Mapping[str, str]) -> Finding:
         return Finding("Triton", "fail", error.reason, error.fix)
     if FOLDER in inherited:
         return Finding("Triton", "ok", f"{installation.server}, named by {FOLDER}")
-    version = _installed_version("nvidia-pytriton")
+    version = gpu_profile.version_of("nvidia-pytriton")
     triton = TRITON_OF_PYTRITON.get(version, "unknown")
     return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
 
@@ -100,11 +99,10 @@ def _onnxruntime() -> Finding:
         import onnxruntime
     except ImportError:
         return Finding("ONNX Runtime", "fail", "not installed", INSTALL)
-    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed_version(name)]
-    if len(both) > 1:
-        cupy = GpuPackages.detect().cupy
-        fix = gpu_profile.install_command(cupy[0].cuda) if cupy else INSTALL
-        return Finding("ONNX Runtime", "fail", *gpu_profile.conflict(both, fix))
+    installed = GpuPackages.detect()
+    if len(installed.runtimes) > 1:
+        fix = gpu_profile.install_command(installed.cuda) if installed.cupy else INSTALL
+        return Finding("ONNX Runtime", "fail", *gpu_profile.conflict(installed.runtimes, fix))
     providers = ", ".join(onnxruntime.get_available_providers())
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} with {providers}")
 
@@ -171,10 +169,3 @@ def _port(name: str, host: str, port: int, running: ServerInfo | None) -> Findin
     if reason := why_unusable(host, port):
         return Finding(check, "note", f"{port} cannot be used: {reason}", f"nereid serve --{name}-port 0")
     return Finding(check, "ok", f"{port} is free")
-
-
-def _installed_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -166,7 +166,7 @@ def diagnose_gpus(
     yield from about_gpus(readings, installed, servers)
     if not (installed.cupy and installed.provider):
         return
-    if any(problem for problem in driver_problems(readings, installed)):
+    if _driver_problem(readings, installed):
         return  # the programs would only fail again, with messages that are harder to read
     yield from examine_programs(environment, installed.cuda)
 
@@ -185,10 +185,8 @@ def about_gpus(readings: GpuReadings, installed: GpuPackages, servers: Collectio
         yield Finding("GPU state", "ok", "shared between processes, no memory errors, full clocks")
 
 
-def driver_problems(readings: GpuReadings, installed: GpuPackages) -> list[gpu_profile.Problem]:
-    """Return why the driver cannot run the installed packages."""
-    problem = gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
-    return [problem] if problem else []
+def _driver_problem(readings: GpuReadings, installed: GpuPackages) -> gpu_profile.Problem | None:
+    return gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
 
 
 def _gpu(gpu: Gpu, cuda: int) -> Finding:
@@ -200,7 +198,7 @@ def _gpu(gpu: Gpu, cuda: int) -> Finding:
 
 
 def _driver(readings: GpuReadings, installed: GpuPackages) -> Finding:
-    for problem in driver_problems(readings, installed):
+    if problem := _driver_problem(readings, installed):
         return Finding("driver", "fail", *problem)
     packages = f"; the packages need CUDA {installed.cuda}" if installed.cuda else ""
     detail = f"{readings.gpus[0].driver} supports CUDA {readings.cuda or 'of an unknown release'}{packages}"

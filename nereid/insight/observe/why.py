@@ -124,8 +124,6 @@ def explain(lines: Sequence[Line], contention: Contention, objective_ms: float =
     """Explain the requests of a window.
 
     Args:
-        lines: lines of requests.
-        contention: the kernel's current counts.
         objective_ms: time within which 99 % of the requests are fast enough; 0 for none.
     """
     outcomes = Counter(_outcome(line) for line in lines)

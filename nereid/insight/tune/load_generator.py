@@ -11,14 +11,11 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 HOST = "127.0.0.1"
 # Every connection has sent requests for this long before the measurement begins.
@@ -29,9 +26,6 @@ DRAIN_TIMEOUT_S = 20.0
 START_TIMEOUT_S = 30.0
 # The status of a request without a response.
 NO_RESPONSE = 0
-
-# Sends one request; returns its outcome, and whether the connection can send another one.
-Send: TypeAlias = Callable[[], Awaitable[tuple[T, bool]]]
 
 
 class LoadFailed(SystemExit):
@@ -87,27 +81,6 @@ def run(
     return {int(number): LoadResult(**load) for number, load in json.loads(done.stdout).items()}
 
 
-async def send_repeatedly(
-    opened: Callable[[], AbstractAsyncContextManager[Send[T]]],
-    is_over: Callable[[], bool],
-    record: Callable[[float, float, T], None],
-) -> None:
-    """Send one request after another until `is_over`: one caller of a closed loop.
-
-    Args:
-        opened: opens a connection, as a function that sends a request. A connection that cannot send
-            another one is replaced.
-        record: receives start and end (seconds, monotonic clock) and the outcome of each request.
-    """
-    while not is_over():
-        async with opened() as send:
-            is_usable = True
-            while is_usable and not is_over():
-                started_at = time.monotonic()
-                outcome, is_usable = await send()
-                record(started_at, time.monotonic(), outcome)
-
-
 def closed_loop(
     host: str, port: int, requests: Sequence[bytes], concurrency: int, seconds: float
 ) -> LoadResult:
@@ -127,31 +100,22 @@ def closed_loop(
         starts_at = time.monotonic() + WARM_UP_S
         ends_at = starts_at + seconds
 
-        @asynccontextmanager
-        async def opened() -> AsyncIterator[Send[int]]:
-            connection = await HttpConnection.open(f"{host}:{port}")
-
-            async def send() -> tuple[int, bool]:
+        async def send_repeatedly() -> None:
+            while time.monotonic() < ends_at:
+                connection, is_usable = await HttpConnection.open(f"{host}:{port}"), True
                 try:
-                    return (await connection.send([next(source)])).status, connection.is_open
-                except (OSError, http.client.HTTPException):
-                    return NO_RESPONSE, False
+                    while is_usable and time.monotonic() < ends_at:
+                        started_at = time.monotonic()
+                        try:
+                            status = (await connection.send([next(source)])).status
+                            is_usable = connection.is_open
+                        except (OSError, http.client.HTTPException):
+                            status, is_usable = NO_RESPONSE, False
+                        responses.append(Response(started_at, time.monotonic(), status))
+                finally:
+                    connection.close()
 
-            try:
-                yield send
-            finally:
-                connection.close()
-
-        callers = [
-            asyncio.create_task(
-                send_repeatedly(
-                    opened,
-                    lambda: time.monotonic() >= ends_at,
-                    lambda *response: responses.append(Response(*response)),
-                )
-            )
-            for _ in range(concurrency)
-        ]
+        callers = [asyncio.create_task(send_repeatedly()) for _ in range(concurrency)]
         _, late = await asyncio.wait(callers, timeout=WARM_UP_S + seconds + DRAIN_TIMEOUT_S)
         for caller in late:
             caller.cancel()
@@ -183,21 +147,16 @@ def within(
 
 def summary(responses: Sequence[Response], seconds: float, lost: int = 0) -> LoadResult:
     """Sum up responses; only successful ones have a latency."""
-    ordered_ms = latencies_ms(responses)
+    ordered_ms = sorted(
+        (response.ended_at - response.started_at) * 1e3
+        for response in responses
+        if response.status == HTTPStatus.OK
+    )
     failed = len(responses) - len(ordered_ms) + lost
     if not ordered_ms:
         return LoadResult(0.0, 0.0, 0.0, 0.0, 0, failed)
     p50, p90, p99 = (percentile(ordered_ms, percent) for percent in (50, 90, 99))
     return LoadResult(len(ordered_ms) / seconds, p50, p90, p99, len(ordered_ms), failed)
-
-
-def latencies_ms(responses: Sequence[Response]) -> list[float]:
-    """Return the latencies of the successful responses in milliseconds, ascending."""
-    return sorted(
-        (response.ended_at - response.started_at) * 1e3
-        for response in responses
-        if response.status == HTTPStatus.OK
-    )
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

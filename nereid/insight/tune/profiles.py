@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereid.backends.routing import route_file
-from nereid.backends.routing.assignment import parse_route
-from nereid.base.config.model_config import CONFIGS, ModelConfig
-from nereid.base.errors import OperationFailed, ServingError, WrongUsage
+from nereid.base.config.model_config import CONFIGS
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.publish import network
 from nereid.models.publish.transaction import opened_journal
+from nereid.models.routes.location import find_route, read_route_file
 from nereid.repository import pbtxt
 from nereid.repository.repository_index import backend_of, configs, served_steps, steps_of, unused_models
 from nereid.server.command_line import ENSEMBLE_PROFILE, TUNED_PROFILE
 
-TUNED = TUNED_PROFILE
 PLAIN_CONFIG = "config.pbtxt"
 # Start of the first line of a written config; a file without it belongs to the user.
 MARK = "# Written by `nereid tune"
@@ -78,9 +76,8 @@ def tunable(repository: Path, model: str, profile: str) -> Tunable:
 
 def _variants(folder: Path) -> str:
     try:
-        config = ModelConfig.from_file(folder, 1)
-        route = parse_route(route_file.read(route_file.path_of(config))[0])
-    except (ServingError, OSError):
+        route = read_route_file(find_route(folder.parent, folder.name)).route()
+    except (InvalidConfig, OperationFailed, OSError):
         return "see its route file"
     return ", ".join(dict.fromkeys(variant.model for variant in route.variants))
 
@@ -98,7 +95,7 @@ def _notes(
 
 
 def _check_ours(repository: Path) -> None:
-    for path in sorted(repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")):
+    for path in sorted(repository.glob(f"*/{CONFIGS}/{TUNED_PROFILE}.pbtxt")):
         if not _is_ours(path.read_text()):
             raise OperationFailed(f"'{path}' was not written by nereid tune; fix: rename that file")
 
@@ -195,7 +192,7 @@ def write(
                 if (plain := path.parent.parent / PLAIN_CONFIG).exists():
                     os.utime(plain)
         except OSError as error:
-            raise OperationFailed(f"cannot write profile '{TUNED}': {error}") from None
+            raise OperationFailed(f"cannot write profile '{TUNED_PROFILE}': {error}") from None
         finally:
             for path in texts:
                 with contextlib.suppress(OSError):
@@ -209,22 +206,22 @@ def _new(path: Path) -> Path:
 
 def _stale(repository: Path, tuned: Tunable, texts: Mapping[Path, str]) -> list[Path]:
     """Return copies from an earlier profile `tuned` that was based on another profile."""
-    if tuned.profile == TUNED:
+    if tuned.profile == TUNED_PROFILE:
         return []
-    there = [path for path in repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt") if path not in texts]
+    there = [path for path in repository.glob(f"*/{CONFIGS}/{TUNED_PROFILE}.pbtxt") if path not in texts]
     return [path for path in there if path.read_text().startswith(COPY)]
 
 
 def _texts(
     repository: Path, tuned: Tunable, settings: Settings, command: str, about: Sequence[str]
 ) -> dict[Path, str]:
-    target = repository / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
+    target = repository / tuned.model / CONFIGS / f"{TUNED_PROFILE}.pbtxt"
     head = [f"{MARK}{command.removeprefix('nereid tune')}`.", *(f"# {line}" for line in about)]
     texts = {target: _with_header(head, with_settings(_without_head(tuned.text), settings))}
-    if tuned.profile == TUNED:
+    if tuned.profile == TUNED_PROFILE:
         return texts
     for profile_config in sorted(repository.glob(f"*/{CONFIGS}/{tuned.profile}.pbtxt")):
-        copy = profile_config.with_name(f"{TUNED}.pbtxt")
+        copy = profile_config.with_name(f"{TUNED_PROFILE}.pbtxt")
         if copy != target:
             why = f"{COPY}{CONFIGS}/{profile_config.name}."
             texts[copy] = _with_header([why], profile_config.read_text())
@@ -233,9 +230,9 @@ def _texts(
 
 def overwritten_models(repository: Path, tuned: Tunable) -> list[str]:
     """Return the tuned models whose configs would be replaced by copies."""
-    if tuned.profile == TUNED:
+    if tuned.profile == TUNED_PROFILE:
         return []
-    paths = repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")
+    paths = repository.glob(f"*/{CONFIGS}/{TUNED_PROFILE}.pbtxt")
     others = [path for path in paths if path.parent.parent.name != tuned.model]
     bases = [path for path in others if path.with_name(f"{tuned.profile}.pbtxt").exists()]
     return sorted(path.parent.parent.name for path in bases if not path.read_text().startswith(COPY))

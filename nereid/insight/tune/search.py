@@ -43,7 +43,6 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 9
 # The number of candidates, and the share of the search's time for their first measurements.
 MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
 RESAMPLES, QUANTILE = 2_000, 0.95
-Measure: TypeAlias = Callable[[CandidateSettings, float], LoadResults]
 Round: TypeAlias = dict[CandidateSettings, LoadResults]
 
 
@@ -242,7 +241,7 @@ class Search:
     `seen` holds the last measurement of each candidate, `failures` the reason why a candidate has none.
     """
 
-    measure: Measure
+    measure: Callable[[CandidateSettings, float], LoadResults]
     objective: Objective
     concurrency_count: int
     clock: Callable[[], float]

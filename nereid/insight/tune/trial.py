@@ -18,9 +18,9 @@ from nereid.base.contract import IMAGE
 from nereid.base.errors import OperationFailed, ServerError, WrongUsage
 from nereid.insight.tune import load_generator, photos, profiles
 from nereid.insight.tune.load_generator import HOST
-from nereid.insight.tune.profiles import PLAIN_CONFIG, TUNED, Tunable, value_of, with_settings
+from nereid.insight.tune.profiles import PLAIN_CONFIG, Tunable, value_of, with_settings
 from nereid.insight.tune.search import CandidateSettings, LoadResults, NotMeasured
-from nereid.server.command_line import TritonOptions
+from nereid.server.command_line import TUNED_PROFILE, TritonOptions
 from nereid.server.embedded_server import EmbeddedServer, infer_path
 from nereid.server.model_control import ModelControl, NotReached
 from nereid.server.ports import Ports, free_ports
@@ -61,13 +61,13 @@ class TrialServer:
         self._has_measured = False
         copy = copy_repository(repository, folder / "models")
         self._plain = copy / tuned.model / PLAIN_CONFIG
-        self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
+        self._config = copy / tuned.model / CONFIGS / f"{TUNED_PROFILE}.pbtxt"
         self._requests: list[Path] = []
         # The models to which it sends requests also have their configs from the profile.
         profiles.write(copy, profiles.tunable(copy, tuned.model, tuned.profile), {}, "", ())
         self._write(tuned.text)
         ports = Ports(*free_ports(3))
-        options = TritonOptions(copy, TUNED, HOST, ports)
+        options = TritonOptions(copy, TUNED_PROFILE, HOST, ports)
         (folder / "server").mkdir()
         self.server = EmbeddedServer(
             options, folder / "server", environment, only_models=[tuned.model, *tuned.steps]

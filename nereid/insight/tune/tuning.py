@@ -27,6 +27,7 @@ from nereid.insight.tune.search import (
     Search,
     pareto_front,
 )
+from nereid.server.command_line import TUNED_PROFILE
 
 TuneVerdict = Literal["better", "kept", "infeasible"]
 MORE_TIME = "fix: more --minutes, or fewer values of --concurrency"
@@ -299,21 +300,19 @@ def write(options: TuneOptions, tuned: Tunable, report: TuneReport, progress: Pr
         OperationFailed: the profile cannot be written.
     """
     for model in profiles.overwritten_models(options.repository, tuned):
-        progress(f"note: the tuned settings of '{model}' are replaced; --profile {profiles.TUNED} keeps them")
+        progress(f"note: the tuned settings of '{model}' are replaced; --profile {TUNED_PROFILE} keeps them")
     now = datetime.datetime.now(datetime.UTC)
     about = [f"{now:%Y-%m-%d %H:%M} UTC, {cpu_model()}, {available_cores()} cores.", report.reason()]
     changed = {name: value for name, value in report.best if (name, value) not in report.default}
     return profiles.write(options.repository, tuned, changed, options.command, about)
 
 
-def concurrencies(text: str | None) -> tuple[int, ...] | None:
-    """Parse a comma-separated list; None stays None.
+def concurrencies(text: str) -> tuple[int, ...]:
+    """Parse a comma-separated list.
 
     Raises:
         ValueError: a concurrency is not a positive whole number.
     """
-    if text is None:
-        return None
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if not word.isdecimal() or int(word) < 1:

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nereid.backends.routing.assignment import Route, Variant, parse_route
+from nereid.backends.routing.assignment import Variant
 from nereid.base import files
 from nereid.base.assets import COFFEE
 from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.contract import IMAGE, PROBE_HEADER
-from nereid.base.errors import InvalidConfig, OperationFailed
+from nereid.base.errors import OperationFailed
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
 from nereid.models.routes.location import RouteFileSnapshot, find_route
 from nereid.repository import pbtxt
@@ -294,8 +293,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         variant = Variant(name=self.name, model=self.model, version=1, weight=weight, deadline_ms=deadline_ms)
         fallbacks = (self.name, *route.fallbacks) if self.is_fallback else route.fallbacks
         note = f"{'fall back to' if self.is_fallback else 'publish'} {self.model}"
-        changed = replace(route, variants=(*route.variants, variant), fallbacks=fallbacks)
-        return Proposal(checked_route(changed), note)
+        return Proposal(replace(route, variants=(*route.variants, variant), fallbacks=fallbacks), note)
 
     def propose_removal(self, current: RouteFileSnapshot) -> Proposal:
         """Return the route without the variant, which must be unchanged since it was added."""
@@ -307,8 +305,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
                 raise VariantInUse(f"cannot remove variant '{self.name}': {reason}")
         variants = tuple(v for v in route.variants if v not in own_variants)
         fallbacks = tuple(name for name in route.fallbacks if not own_variants or name != self.name)
-        changed = replace(route, variants=variants, fallbacks=fallbacks)
-        return Proposal(checked_route(changed), f"retire {self.model}")
+        return Proposal(replace(route, variants=variants, fallbacks=fallbacks), f"retire {self.model}")
 
 
 Action = Install | SetAside | AddToVersionPolicy | LoadVersion | Warm | AddVariant
@@ -351,14 +348,6 @@ def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback
     if is_fallback:
         return "it is a fallback of the route; fix: remove it from `fallbacks` in the route file"
     return "it has header rules; fix: remove them from the route file" if variant.headers else ""
-
-
-def checked_route(route: Route) -> Route:
-    """Return the route if a file may contain it; msgspec's `replace` does not validate."""
-    try:
-        return parse_route(msgspec.json.encode(route))
-    except InvalidConfig as error:
-        raise OperationFailed(str(error)) from None
 
 
 def warm(server_info: ServerInfo, folder: Path, version: int) -> int:

@@ -40,7 +40,7 @@ from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.location import check_repository, find_route, read_route_file
 from nereid.repository import instance_sizing, onnx_file
 from nereid.repository.check import check
-from nereid.repository.repository_index import PinnedModel, pinned_models, read_labels, readable_configs
+from nereid.repository.repository_index import PinnedModel, pinned_models, read_labels
 from nereid.server.run_dir import ServerInfo
 from nereid.tasks import DEFAULT_TASK
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
@@ -173,7 +173,8 @@ def add(
             if not confirm(proposal):
                 raise Declined(f"'{request.name}' was not added")
         # The old models are removed only now that the new ones were examined and accepted.
-        locked.commit(staged, _actions(proposal.models, names, old.without(proposal.shared)))
+        replaced = tuple(model for model in old.models if model not in proposal.shared)
+        locked.commit(staged, _actions(proposal.models, names, replace(old, models=replaced)))
         return Published(names.network, 1, (names.pinned,), proposal.report, time.monotonic() - start)
 
 
@@ -221,8 +222,8 @@ def _check_request(repository: Path, request: AddRequest) -> None:
     for path, kind in [(request.labels, "label file"), *((image, "image") for image in request.images)]:
         if path and not path.is_file():
             raise WrongUsage(f"{kind} '{path}' does not exist")
-    if repository.exists() and not repository.is_dir():
-        raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
+    if repository.exists():
+        check_repository(repository)
 
 
 def _check_free(repository: Path, models: Sequence[str], public: str) -> None:
@@ -442,11 +443,7 @@ class StagedAddition:
         return instances + 1, instances * kind.instance_bytes(measured.memory_bytes) + PROCESS_BYTES
 
     def _pin(self) -> PinnedModel:
-        (pin,) = [
-            pin
-            for pin in pinned_models(self._new, readable_configs(self._new))
-            if pin.model == self._names.pinned
-        ]
+        (pin,) = [pin for pin in pinned_models(self._new) if pin.model == self._names.pinned]
         return pin
 
     def _examination(self) -> ExaminationRequest:

@@ -45,14 +45,6 @@ class TemporaryFailure(OperationFailed):
 TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
 
 
-class OutsideFolder(OSError):
-    """A link in a drop folder points outside it."""
-
-    def __init__(self, path: Path, target: Path) -> None:
-        super().__init__(f"'{path.name}' is a link to '{target}', outside of the folder; fix: copy the file")
-        self.strerror = str(self.args[0])
-
-
 @dataclass(frozen=True, slots=True)
 class DropEntry:
     """A network in the folder with its file attributes; equal entries mean nothing was written in between.
@@ -190,7 +182,7 @@ def _check_inside(path: Path, folder: Path, target: Path | None = None) -> None:
     # Before Python 3.13, `Path.resolve` raises an error other than `OSError` for a link to itself.
     target = target or Path(os.path.realpath(path))
     if not target.is_relative_to(folder.resolve()):
-        raise OutsideFolder(path, target)
+        raise OSError(f"'{path.name}' is a link to '{target}', outside of the folder; fix: copy the file")
 
 
 class DropResult(Struct, frozen=True):

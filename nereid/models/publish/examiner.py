@@ -1,6 +1,6 @@
 """The examiner, in a child process: open a network, run it, measure it, and report the findings.
 
-A check that fails raises `Rejected`, `InvalidOnnx`, `InvalidLabels` or `InvalidConfig` with the reason.
+A check that fails raises `Rejected`, `InvalidOnnx` or `InvalidConfig` with the reason.
 """
 
 import gc
@@ -34,7 +34,7 @@ from nereid.models.publish.examination import (
 from nereid.models.publish.isolated_child import Write
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
-from nereid.repository.repository_index import InvalidLabels, check_label_count
+from nereid.repository.repository_index import check_label_count
 from nereid.tasks import DEFAULT_TASK, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
@@ -49,8 +49,6 @@ MIN_DURATION_S, MAX_DURATION_S = 0.1, 5.0
 LATENCY_SLACK_MS = 0.2
 MEMORY_SLACK_BYTES = 64 * 2**20
 HEADROOM = 1.2
-# A larger ModelProto can neither be inferred nor opened from memory.
-MAX_BYTES = 2**31 - 1
 LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -275,7 +273,7 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
     import onnx
 
     half, model = onnx.TensorProto.FLOAT16, onnx.load(path)
-    if model.ByteSize() > MAX_BYTES:
+    if model.ByteSize() > onnx_file.MAX_BYTES:  # it can neither be inferred nor opened from memory
         return
     for output in (*model.graph.value_info, *model.graph.output):
         if output.type.HasField("tensor_type"):  # a wrong shape ends the inference, and only types are needed
@@ -311,7 +309,7 @@ def handle_request(text: str, write: Write) -> None:
         request = ExaminationRequest.from_json(text)
         run = make_first_run if request.is_first_run else examine_step_by_step
         write("report", asdict(run(request, lambda line: write("progress", line))))
-    except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
+    except (Rejected, InvalidOnnx, InvalidConfig) as error:
         write("rejected", _line(error))
     except (OperationFailed, ImportError) as error:  # for example, a missing package
         write("failed", str(error))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.backends.routing.assignment import Variant, shares
-from nereid.base.config.model_config import CONFIGS, ModelConfig, read_pbtxt
+from nereid.base.config.model_config import CONFIGS, ModelConfig, config_path, read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.actions import reason_in_use
 from nereid.models.publish.examination import ExaminationLimits, ExaminationRequest
@@ -226,8 +226,7 @@ def write_on_cpu(template: Path, target: Path) -> None:
 
     Its profile `cpu`, or else its plain config, must run all parts in one process.
     """
-    candidates = (template / CONFIGS / "cpu.pbtxt", template / "config.pbtxt")
-    source = next(path for path in candidates if path.exists())
+    source = config_path(template, "cpu")
     document = read_pbtxt(source)
     if document.get("backend") not in PARTS_BY_BACKEND or served_steps(document):
         kind = document.get("backend") or document.get("platform", "none")

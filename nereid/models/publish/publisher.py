@@ -23,7 +23,6 @@ from nereid.models.publish.actions import (
     LoadVersion,
     Warm,
     Workspace,
-    checked_route,
 )
 from nereid.models.publish.examination import (
     ExaminationLimits,
@@ -197,8 +196,7 @@ def rollback(repository: Path, name: str, server_info: ServerInfo | None) -> lis
 def _roll_back(location: RouteLocation, propose: Propose, server_info: ServerInfo | None) -> str:
     """Change a route; a server that does not respond reads the change when it starts again."""
     try:
-        server = RunningServer(server_info) if server_info else None
-        return change_with_retry(location, propose, server, ROLLBACK_TIMEOUT_S)
+        return change_with_retry(location, propose, RunningServer.of(server_info), ROLLBACK_TIMEOUT_S)
     except NotReached as error:
         return f"{change_with_retry(location, propose, None)}: {error}"
 
@@ -232,7 +230,7 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
             max(weights, key=lambda name: weights[name]) if route.default in current_names else route.default
         )
         back = with_default(replace(route, variants=changed), default)
-        return Proposal(checked_route(back), f"roll back {', '.join(current_names)}")
+        return Proposal(back, f"roll back {', '.join(current_names)}")
 
     return propose
 

@@ -18,7 +18,6 @@ from nereid.repository.repository_index import (
     config_files,
     model_folders,
     pinned_models,
-    readable_configs,
     steps_of,
 )
 from nereid.server.model_control import ModelControl, Refused
@@ -31,10 +30,6 @@ class RemovableModels:
 
     models: tuple[str, ...]
     files: tuple[str, ...] = ()
-
-    def without(self, models: Collection[str]) -> "RemovableModels":
-        """Return the parts without the models that stay."""
-        return RemovableModels(tuple(model for model in self.models if model not in models), self.files)
 
 
 def remove(
@@ -57,7 +52,8 @@ def remove(
         check_none_active(repository, f"remove '{name}'", name)
         parts = find_parts(repository, name)
         if not parts.models:
-            return _unload_leftover(repository, name, server_info)
+            _unload_leftover(repository, name, server_info)
+            return (name,)
         *behind, last = parts.models
         actions: tuple[Action, ...] = (
             *(Install(model, model) for model in behind),
@@ -97,7 +93,7 @@ def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[s
     of_others = {
         target.model for other, route in routes.items() if other != name for target in route.targets()
     }
-    all_pins = pinned_models(repository, readable_configs(repository))
+    all_pins = pinned_models(repository)
     called_pins = [pin for pin in all_pins if pin.model in called]
     versions = {
         pin.model for pin in all_pins if any(_is_version(pin, origin) for origin in called_pins)
@@ -113,9 +109,7 @@ def _is_version(pin: PinnedModel, known: PinnedModel) -> bool:
 
 def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
     """Return the models that pinned models run, in load order."""
-    selected_pins = [
-        pin for pin in pinned_models(repository, readable_configs(repository)) if pin.model in pinned
-    ]
+    selected_pins = [pin for pin in pinned_models(repository) if pin.model in pinned]
     roles = [{getattr(pin, role) for pin in selected_pins} for role in ("network", "preprocess", "after")]
     role_models = [name for role in roles for name in sorted(role)]
     steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
@@ -145,7 +139,8 @@ def _steps(file: Path) -> list[str]:
         return []
 
 
-def _unload_leftover(repository: Path, name: str, server_info: ServerInfo | None) -> tuple[str, ...]:
+def _unload_leftover(repository: Path, name: str, server_info: ServerInfo | None) -> None:
+    """Unload a model without a folder; WrongUsage if no server has loaded it."""
     if model_control := ModelControl(server_info) if server_info else None:
         try:
             model_control.config(name)  # the server's index lists only models that have a folder
@@ -153,9 +148,8 @@ def _unload_leftover(repository: Path, name: str, server_info: ServerInfo | None
             pass
         else:
             model_control.unload(name)
-            return (name,)
+            return
     _check_there(repository, name)
-    return ()
 
 
 def _check_there(repository: Path, name: str) -> None:

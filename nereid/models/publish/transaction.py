@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,7 +148,7 @@ class LockedRepository:
         self.journal.write("begin", operation)
         return self._staged(operation)
 
-    @contextmanager
+    @contextlib.contextmanager
     def preparation(self, kind: Kind, model: str, version: int) -> Iterator[StagedOperation]:
         """Begin an operation whose files are staged inside the context; an error there ends it."""
         staged = self.begin(kind, model, version)
@@ -233,7 +232,7 @@ class LockedRepository:
         return StagedOperation(operation, dataclasses.replace(self.workspace, staging=staging))
 
 
-@contextmanager
+@contextlib.contextmanager
 def locked_repository(
     repository: Path, server_info: ServerInfo | None, report: Callable[[str], None]
 ) -> Iterator[LockedRepository]:

@@ -27,7 +27,6 @@ from nereid.models.rollout.plan import SHADOW, Pair, RolloutPlan
 from nereid.models.rollout.rollout_journal import BUSY, Event, Rollout, RolloutJournals
 from nereid.models.routes.change import (
     SERVED_STATUS,
-    SERVED_TIMEOUT_S,
     Proposal,
     Propose,
     RunningServer,
@@ -247,7 +246,7 @@ class Controller:
         propose = self._guard(rollout, rollout.intended or current.sha256)
         try:
             planned = plan(self._location, propose)
-            self._log(f"rollout {change(self._location, propose, server, wait_s=SERVED_TIMEOUT_S)}")
+            self._log(f"rollout {change(self._location, propose, server)}")
         except _Edited:
             self._pause_for_edit(rollout, read_route_file(self._location))
         except (_Overtaken, Superseded):
@@ -323,7 +322,7 @@ class Controller:
     def _withdraw_traffic(self, rollout: Rollout, server: RunningServer | None) -> str:
         """Change the route file, even if the server does not respond; return a line about it."""
         try:
-            return change_with_retry(self._location, propose_withdrawal(rollout), server, SERVED_TIMEOUT_S)
+            return change_with_retry(self._location, propose_withdrawal(rollout), server)
         except NotReached:
             return change_with_retry(self._location, propose_withdrawal(rollout), None)
 

@@ -10,7 +10,7 @@ times. Three layers, from fast to slow:
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
@@ -228,16 +228,18 @@ class PairCounts:
     drawn: tuple[int, int]
 
 
-@dataclass(slots=True)
 class EventTests:
     """All counts of a step for one event, and the evidence from them."""
 
-    limit: EventLimit
-    exceeds_limit: BettingTest | None
-    inferiority: BettingTest | None
-    non_inferiority: BettingTest
-    candidate: EventCount = NO_REQUESTS
-    control: EventCount = NO_REQUESTS
+    def __init__(self, limit: EventLimit) -> None:
+        self.limit, self.candidate, self.control = limit, NO_REQUESTS, NO_REQUESTS
+        self.exceeds_limit = BettingTest(limit.max_rate, against_smaller=True) if limit.max_rate < 1 else None
+        self.inferiority: BettingTest | None = None
+        margin, is_in_blocks = limit.max_rate, limit.is_in_blocks
+        if limit.increase is not None:
+            margin = limit.increase
+            self.inferiority = BettingTest(limit.tolerated, against_smaller=True, is_in_blocks=is_in_blocks)
+        self.non_inferiority = BettingTest(margin, against_smaller=False, is_in_blocks=is_in_blocks)
 
     def add(self, candidate: EventCount, control: EventCount) -> None:
         """Add the counts of a poll."""
@@ -282,7 +284,6 @@ class EventTests:
         return text
 
 
-@dataclass(slots=True)
 class StepJudge:
     """The judgement of one step of a rollout.
 
@@ -292,16 +293,10 @@ class StepJudge:
         bounds: upper bounds of the latency buckets in seconds, without the last.
     """
 
-    limits: StepLimits
-    share: float
-    bounds: Sequence[float]
-    _tests: list[EventTests] = field(init=False)
-    _latencies: tuple[list[int], list[int]] = field(init=False)
-    _drawn: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._tests = [_begin(limit) for limit in self.limits.events]
-        size = len(self.bounds) + 1
+    def __init__(self, limits: StepLimits, share: float, bounds: Sequence[float]) -> None:
+        self.limits, self.share, self.bounds = limits, share, bounds
+        self._tests = [EventTests(limit) for limit in limits.events]
+        size = len(bounds) + 1
         self._latencies, self._drawn = ([0] * size, [0] * size), [0, 0]
 
     def add(self, counts: PairCounts) -> None:
@@ -367,16 +362,6 @@ def median(bounds: Sequence[float], counts: Sequence[int]) -> float:
 
 def _without_lag(counts: Sequence[int]) -> list[int]:
     return [int(count) for count in without_lag(dict(enumerate(counts))).values()]
-
-
-def _begin(limit: EventLimit) -> EventTests:
-    exceeds_limit = BettingTest(limit.max_rate, against_smaller=True) if limit.max_rate < 1 else None
-    if limit.increase is None:
-        return EventTests(limit, exceeds_limit, None, BettingTest(limit.max_rate, against_smaller=False))
-    is_in_blocks = limit.is_in_blocks
-    inferiority = BettingTest(limit.tolerated, against_smaller=True, is_in_blocks=is_in_blocks)
-    non_inferiority = BettingTest(limit.increase, against_smaller=False, is_in_blocks=is_in_blocks)
-    return EventTests(limit, exceeds_limit, inferiority, non_inferiority)
 
 
 def _percent(count: EventCount) -> str:

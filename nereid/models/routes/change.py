@@ -225,14 +225,9 @@ class PlannedChange:
     note: str
 
     @property
-    def route(self) -> Route:
-        """Return the new route, with its generation."""
-        return self.loaded.route
-
-    @property
     def is_needed(self) -> bool:
         """Return whether the new route differs from the current one."""
-        return self.current.differs_from(self.route)
+        return self.current.differs_from(self.loaded.route)
 
 
 def read_weights(assignments: list[str]) -> dict[str, float]:
@@ -373,9 +368,9 @@ def change(
         if not (planned := plan(location, propose)).is_needed:
             return _nothing_to_change(location, planned.current, server)
         if server:
-            route_file.check_ready(planned.route, server.is_ready)
+            route_file.check_ready(planned.loaded.route, server.is_ready)
         _write(location, planned, append)
-    summary = f"{location.name}: {describe(planned.route)}"
+    summary = f"{location.name}: {describe(planned.loaded.route)}"
     if server is None:
         return f"{summary}, written without a server"
     return f"{summary}, served after {_wait_served(location, planned.loaded, server, wait_s):.1f} s"
@@ -404,33 +399,26 @@ def _nothing_to_change(
 def _write(location: RouteLocation, planned: PlannedChange, append: Append[RouteChange]) -> None:
     if planned.current.unrecorded:
         append(planned.current.unrecorded)
-    content = format_route(planned.route)
+    route = planned.loaded.route
+    content = format_route(route)
     files.replace(location.path, content)
     try:
-        append(
-            RouteChange.of(content, planned.note, planned.route.generation, datetime.now(UTC), os.getuid())
-        )
+        append(RouteChange.of(content, planned.note, route.generation, datetime.now(UTC), os.getuid()))
     except OSError as error:
         raise OperationFailed(f"wrote '{location.path}', but not its history: {error.strerror}") from None
 
 
 def _wait_served(location: RouteLocation, loaded: LoadedRoute, server: RunningServer, wait_s: float) -> float:
-    begin = time.monotonic()
+    begin, written = time.monotonic(), f"wrote generation {loaded.route.generation} of '{location.path}'"
     while True:
         status, _ = served_status(server, location.name, loaded.sha256)
         passed_s = time.monotonic() - begin
         if status == SERVED_STATUS:
             return passed_s
         if read_route_file(location).sha256 != loaded.sha256:
-            raise Superseded(
-                f"wrote generation {loaded.route.generation} of '{location.path}', "
-                "but another change followed"
-            )
+            raise Superseded(f"{written}, but another change followed")
         if passed_s > wait_s:
-            break
+            raise OperationFailed(
+                f"{written}, but after {wait_s:g} s it is {status}; fix: see the reason in the server's log"
+            )
         time.sleep(POLL_S)
-    generation = loaded.route.generation
-    raise OperationFailed(
-        f"wrote generation {generation} of '{location.path}', but after {wait_s:g} s it is {status}; "
-        "fix: see the reason in the server's log"
-    )

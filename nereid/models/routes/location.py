@@ -4,7 +4,7 @@ A history records every content of its route file. Its lock also guards changes 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,7 +20,7 @@ from nereid.backends.routing.assignment import LoadedRoute, Route, parse_route, 
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import Journal, user_name
-from nereid.repository.repository_index import ROUTE, output_names, pinned_models, readable_configs
+from nereid.repository.repository_index import ROUTE, output_names, pinned_models
 
 FIRST_SEEN, BY_HAND = "first seen", "edited by hand"
 
@@ -115,10 +115,10 @@ class RouteFileSnapshot:
                 f"invalid route file '{self.path}': {error}; fix: correct it, or nereid route revert"
             ) from None
 
-    def differs_from(self, route: Route | None) -> bool:
+    def differs_from(self, route: Route) -> bool:
         """Return whether the file has another route, apart from the generation."""
         try:
-            return route is None or replace(self.route(), generation=0) != replace(route, generation=0)
+            return replace(self.route(), generation=0) != replace(route, generation=0)
         except OperationFailed:
             return True
 
@@ -137,7 +137,8 @@ def find_route(repository: Path, name: str = "") -> RouteLocation:
         InvalidConfig: the route's config does not name a route file.
     """
     check_repository(repository)
-    names, broken = _route_names(repository)
+    configs, broken = _configs(repository)
+    names = [name for name, config in configs.items() if config.get("backend") == ROUTE]
     known = ", ".join(names)
     if not names:
         reasons = "".join(f"; {reason}" for reason in broken)
@@ -155,19 +156,22 @@ def find_routes(repository: Path) -> list[RouteLocation]:
     Raises:
         InvalidConfig: the config of a route does not name a route file.
     """
-    return [_location(repository / name) for name in _route_names(repository)[0]]
+    configs, _ = _configs(repository)
+    return [
+        _location(repository / name) for name, config in configs.items() if config.get("backend") == ROUTE
+    ]
 
 
 def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
     """Return the models with a task's outputs: its routes or, if it has none, all that take an `image`."""
-    configs = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
-    routes = [name for name, config in configs.items() if config.get("backend") == ROUTE]
-    return routes or list(configs)
+    configs, _ = _configs(repository)
+    models = [name for name, config in configs.items() if {*outputs} <= output_names(config)]
+    return [name for name in models if configs[name].get("backend") == ROUTE] or models
 
 
 def preprocessing_of(repository: Path, model: str) -> ModelConfig | None:
     """Return the config of the preprocessing behind a pinned model; None if that is not known."""
-    for pin in pinned_models(repository, readable_configs(repository)):
+    for pin in pinned_models(repository):
         if pin.model == model and pin.preprocess:
             return ModelConfig.from_file(repository / pin.preprocess, pin.preprocess_version)
     return None
@@ -178,21 +182,15 @@ def _location(folder: Path) -> RouteLocation:
     return RouteLocation(config, Path(os.path.realpath(route_file.path_of(config))))
 
 
-def _route_names(repository: Path) -> tuple[list[str], list[str]]:
-    """Return the models that are routes, and the reasons why others cannot be read."""
-    broken: list[str] = []
-    names = [name for name, config in _configs(repository, broken) if config.get("backend") == ROUTE]
-    return names, broken
-
-
-def _configs(repository: Path, broken: list[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield models and their configs; one that cannot be read must not prevent a change of another."""
+def _configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the models' configs, and why others cannot be read, which must not prevent a change of these."""
+    configs, broken = dict[str, dict[str, Any]](), list[str]()
     for path in sorted(repository.glob("*/config.pbtxt")):
         try:
-            yield path.parent.name, read_pbtxt(path)
+            configs[path.parent.name] = read_pbtxt(path)
         except (InvalidConfig, OSError) as error:
-            if broken is not None:
-                broken.append(str(error))
+            broken.append(str(error))
+    return configs, broken
 
 
 def read_route_file(location: RouteLocation) -> RouteFileSnapshot:

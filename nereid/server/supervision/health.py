@@ -5,6 +5,7 @@ import http.server
 import io
 import json
 import socket
+import socketserver
 import threading
 import time
 from collections import Counter
@@ -230,8 +231,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         # The base class looks up a DNS name that is not used.
-        http.server.socketserver.TCPServer.server_bind(self)  # type: ignore[attr-defined]
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        socketserver.TCPServer.server_bind(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that closed their connection."""

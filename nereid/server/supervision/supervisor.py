@@ -38,60 +38,6 @@ STRIKES_WITHIN_S = 30.0
 KILL_AFTER_S = 30.0
 
 
-class ProcessesSeen(Struct, frozen=True):
-    """Event: the states of the known processes; `found` contains the living stubs if they were also listed.
-
-    `failed` contains the pids that have reported a failed device since the last event.
-    """
-
-    states: Mapping[Process, str]
-    found: Collection[Stub] | None = None
-    failed: Collection[int] = ()
-
-
-class RoundStarted(Struct, frozen=True):
-    """Event: the ready versions by model, the models that take images, and which of them to probe."""
-
-    ready: dict[str, set[int]]
-    image_models: Collection[str]
-    due: Collection[str]
-
-
-class ProbeEnded(Struct, frozen=True):
-    """Event: a probe that began at `started_at` has ended; `failure` is None on success."""
-
-    probe: "Probe"
-    failure: str | None
-    started_at: float
-
-
-class IndexRead(Struct, frozen=True):
-    """Event: the ready versions by model, read for a repair."""
-
-    ready: Mapping[str, set[int]]
-
-
-class Reloaded(Struct, frozen=True):
-    """Event: Triton has reloaded a model, or refused to for the reason `refusal`."""
-
-    refusal: str = ""
-
-
-class RepairInterrupted(Struct, frozen=True):
-    """Event: `ReadIndex` or `Reload` ended without a response."""
-
-
-class InstancesChanged(Struct, frozen=True):
-    """Event: Triton has loaded a model with another number of instances; the processes `old` will exit."""
-
-    model: str
-    old: Collection[Process]
-
-
-class ServerEnded(Struct, frozen=True):
-    """Event: the server's process has ended, or ends because of a signal."""
-
-
 class FindStubs(Struct, frozen=True):
     """Command: list the server's processes immediately."""
 
@@ -144,16 +90,6 @@ class End(Struct, frozen=True):
     reason: str = ""
 
 
-Event = (
-    ProcessesSeen
-    | RoundStarted
-    | ProbeEnded
-    | IndexRead
-    | Reloaded
-    | RepairInterrupted
-    | InstancesChanged
-    | ServerEnded
-)
 Command = FindStubs | ProbeSoon | Probe | ReadIndex | Reload | Kill | ReportBroken | Log | End
 Commands = list[Command]
 
@@ -195,10 +131,6 @@ class KnownStubs:
         """Return the youngest stub of each version that has an instance of this name."""
         named = [stub for stub in self._known.values() if stub.instance == instance]
         return [stub for stub in named if not self._is_replaced(stub)]
-
-    def instances(self, processes: Collection[Process]) -> set[str]:
-        """Return the instances whose stub in use is one of the processes."""
-        return {stub.instance for stub in self.filter_active(processes)}
 
     def filter_active(self, processes: Collection[Process]) -> list[Stub]:
         """Return the stubs in use whose process is one of these."""
@@ -361,7 +293,7 @@ class Supervisor:
 
     @property
     def processes(self) -> set[Process]:
-        """The processes whose states the next `ProcessesSeen` needs."""
+        """The processes whose states the next call of `see` needs."""
         return {*self._stubs.processes, *self._to_kill.due_at}
 
     def processes_of(self, model: str) -> list[Process]:
@@ -374,57 +306,42 @@ class Supervisor:
         left_over = self._to_kill.due_at.keys()
         return bool(left_over) and all(stub.process in left_over for stub in living)
 
-    def step(self, event: Event, now_s: float) -> Commands:
-        """Apply an event at a monotonic time; return the commands that follow, in order."""
-        match event:
-            case ProcessesSeen():
-                commands = self._see(event, now_s) + self._seek_repair(now_s)
-            case RoundStarted():
-                commands = self._start_round(event)
-            case ProbeEnded():
-                commands = self._end_probe(event, now_s) + self._seek_repair(now_s)
-            case IndexRead():
-                commands = self._start_repair(event.ready, now_s)
-            case Reloaded():
-                commands = self._end_repair(event, now_s) + self._seek_repair(now_s)
-            case RepairInterrupted():
-                self._close_repair(now_s)
-                commands = []
-            case InstancesChanged():
-                self._replaced.add(event.model, event.old, now_s)
-                self._renewed(event.model, now_s)
-                commands = []
-            case ServerEnded():
-                commands = self._end()
-        return commands
+    def see(
+        self,
+        states: Mapping[Process, str],
+        found: Collection[Stub] | None,
+        failed: Collection[int],
+        now_s: float,
+    ) -> Commands:
+        """Apply an observation at a monotonic time; return the commands that follow, in order.
 
-    def _see(self, event: ProcessesSeen, now_s: float) -> Commands:
-        states, has_found = event.states, event.found is not None
-        dead = [
-            stub for stub in self._stubs.update(event.found or (), states, now_s) if self._is_served(stub)
-        ]
+        So do the other methods that return commands.
+
+        Args:
+            states: the states of the known processes.
+            found: the living stubs; None if they were not listed.
+            failed: pids that have reported a failed device since the last observation.
+        """
+        dead = [stub for stub in self._stubs.update(found or (), states, now_s) if self._is_served(stub)]
         processes = self._stubs.processes
         self._reported = {
-            process for process in processes if process in self._reported or process.pid in event.failed
+            process for process in processes if process in self._reported or process.pid in failed
         }
         self._failed = [stub for stub in self._stubs.filter_active(self._reported) if self._is_served(stub)]
         stuck = self._replaced.update(states, now_s)
         self._to_kill.add([process for process in stuck if process not in self._to_kill.due_at], now_s)
         late, count = self._to_kill.update(states, now_s)
         commands: Commands = [Kill(process) for process in late]
-        if dead and not has_found:  # a new stub may have taken its place meanwhile
-            return [*commands, FindStubs()]
+        if dead and found is None:  # a new stub may have taken its place meanwhile
+            return [*commands, FindStubs(), *self._seek_repair(now_s)]
         self._dead = dead
         # A repair would not free them.
         count += sum(stub.process not in self._to_kill.due_at for stub in dead)
         if count >= MAX_DEAD_PROCESSES:
-            commands += self._end(f"{count} dead instances still occupy its threads and memory")
+            commands += self.end(f"{count} dead instances still occupy its threads and memory")
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
-        self._stopped = self._stubs.instances(
-            stopped
-            - self._to_kill.due_at.keys()
-            - {process for process in stopped if process in self._replaced}
-        )
+        in_use = self._stubs.filter_active(stopped - self._to_kill.due_at.keys())
+        self._stopped = {stub.instance for stub in in_use if stub.process not in self._replaced}
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
         broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
         if self._repair:  # a new stub runs for a second before it can respond
@@ -432,64 +349,45 @@ class Supervisor:
         commands.append(ReportBroken(broken))
         if any(model_of(instance) in self._image_models for instance in self._stopped):
             commands.append(ProbeSoon())
-        return commands
+        return commands + self._seek_repair(now_s)
 
-    def _is_served(self, stub: Stub) -> bool:
-        is_ready = self.ready is None or stub.version in self.ready.get(stub.model, ())
-        return is_ready and stub.process not in self._replaced
+    def start_round(
+        self, ready: dict[str, set[int]], image_models: Collection[str], due: Collection[str]
+    ) -> Commands:
+        """Start a round of probes.
 
-    def _start_round(self, event: RoundStarted) -> Commands:
-        self.ready, self._image_models = event.ready, event.image_models
+        Args:
+            ready: the ready versions by model.
+            image_models: the models that take images.
+            due: those to probe.
+        """
+        self.ready, self._image_models = ready, image_models
         commands: Commands = []
-        for model in event.image_models:
+        for model in image_models:
             # Triton sends requests that arrive together to different instances.
             is_suspected = any(model_of(instance) == model for instance in self._stopped)
-            probe_count = self._instances(model) if is_suspected else int(model in event.due)
+            probe_count = self._instances(model) if is_suspected else int(model in due)
             for _ in range(probe_count - list(self._pending.values()).count(model)):
                 self._probes += 1
                 self._pending[self._probes] = model
                 commands.append(Probe(model, self._probes))
         return commands
 
-    def _instances(self, model: str) -> int:
-        stubs = self._stubs.stubs_of_versions(model, (self.ready or {}).get(model, ()))
-        return min(MAX_PROBES, len({stub.instance for stub in stubs}))
-
-    def _end_probe(self, event: ProbeEnded, now_s: float) -> Commands:
-        probe, instance = event.probe, read_unhealthy_instance(event.failure or "")
-        if instance and self._is_news(instance, event.started_at):
+    def end_probe(self, probe: Probe, failure: str | None, started_at: float, now_s: float) -> Commands:
+        """Judge a probe that began at `started_at`; `failure` is None on success."""
+        instance = read_unhealthy_instance(failure or "")
+        if instance and self._is_news(instance, started_at):
             is_dead = self._strikes.add(instance, now_s, is_stopped=instance in self._stopped)
             if not is_dead and probe.attempt < MAX_ATTEMPTS:
-                return [Probe(probe.model, probe.number, probe.attempt + 1)]
-        if event.failure and not instance:
-            self._blame_stopped(probe.model, event.started_at, now_s)
+                again = Probe(probe.model, probe.number, probe.attempt + 1)
+                return [again, *self._seek_repair(now_s)]
+        if failure and not instance:
+            self._blame_stopped(probe.model, started_at, now_s)
         self._pending.pop(probe.number, None)
-        return []
+        return self._seek_repair(now_s)
 
-    def _blame_stopped(self, model: str, started_at: float, now_s: float) -> None:
-        """Blame a model's stopped processes for a failed probe: Triton may hang on them and name none."""
-        for instance in self._stopped:
-            if model_of(instance) == model and self._is_news(instance, started_at):
-                self._strikes.add(instance, now_s, is_stopped=True)
-
-    def _is_news(self, instance: str, started_at: float) -> bool:
-        """Return whether a failure is new: neither known nor older than the last repair."""
-        model = model_of(instance)
-        is_in_repair = self._repair is not None and self._repair.order.model == model
-        is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
-        return not is_known and started_at >= self._of(model).renewed_at
-
-    def _seek_repair(self, now_s: float) -> Commands:
-        models = {stub.model for stub in (*self._dead, *self._failed)} | {
-            model_of(instance) for instance in self._strikes.dead
-        }
-        is_due = any(now_s >= self._of(model).not_before for model in models)
-        if self._is_repairing or self._has_ended or not is_due:
-            return []
-        self._is_repairing = True
-        return [ReadIndex()]
-
-    def _start_repair(self, ready: Mapping[str, set[int]], now_s: float) -> Commands:
+    def start_repair(self, ready: Mapping[str, set[int]], now_s: float) -> Commands:
+        """Repair a model, given the ready versions by model from the server's index."""
         self._is_repairing = False
         for cause, stubs in ((PID, self._dead), (DEVICE, self._failed)):
             for model in {stub.model for stub in stubs}:
@@ -517,6 +415,80 @@ class Supervisor:
             return kills
         return []
 
+    def end_repair(self, refusal: str, now_s: float) -> Commands:
+        """Record that Triton has reloaded the model of `Reload`, or refused to for the reason `refusal`."""
+        repair = self._repair
+        assert repair is not None, "no model is being loaded"
+        order = repair.order
+        pause_s = repair.pause_s if refusal else min(repair.pause_s, MAX_ACCEPTED_S)
+        named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
+        took_s = now_s - repair.started_at
+        trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
+        detection = "" if order.cause == DEVICE else f" (found by {order.cause})"
+        text = f"{named} had {trouble}{detection}: loaded again in {took_s:.1f} s"
+        if refusal:
+            text = f"{named} has {trouble} and cannot be loaded: {refusal}; next try in {pause_s:g} s"
+        elif pause_s > REPAIR_DELAYS_S[0]:
+            text += f"; it was repaired recently, so the next repair waits for {pause_s:g} s"
+        wait_s = max(pause_s, POLL_MODE_DELAY_S) if self._mode == "poll" else pause_s
+        self._of(order.model).not_before = now_s + wait_s
+        self._close_repair(now_s, is_refused=bool(refusal))
+        commands: Commands = [Log(text)]
+        if not refusal:
+            self._of(order.model).former = repair.old
+            if self._mode == "explicit":  # in poll mode, the load has not happened yet
+                commands += self._mark_former_replaced(order.model, order.versions, now_s)
+        return commands + self._seek_repair(now_s)
+
+    def interrupt_repair(self, now_s: float) -> Commands:
+        """Record that `ReadIndex` or `Reload` ended without a response."""
+        self._close_repair(now_s)
+        return []
+
+    def change_instances(self, model: str, old: Collection[Process], now_s: float) -> Commands:
+        """Record that Triton changed a model's number of instances; the processes `old` will exit."""
+        self._replaced.add(model, old, now_s)
+        self._renewed(model, now_s)
+        return []
+
+    def end(self, reason: str = "") -> Commands:
+        """End the supervision: the server must be restarted for this reason; without one, it has ended."""
+        if self._has_ended:
+            return []
+        self._has_ended = True
+        return [End(reason)]
+
+    def _is_served(self, stub: Stub) -> bool:
+        is_ready = self.ready is None or stub.version in self.ready.get(stub.model, ())
+        return is_ready and stub.process not in self._replaced
+
+    def _instances(self, model: str) -> int:
+        stubs = self._stubs.stubs_of_versions(model, (self.ready or {}).get(model, ()))
+        return min(MAX_PROBES, len({stub.instance for stub in stubs}))
+
+    def _blame_stopped(self, model: str, started_at: float, now_s: float) -> None:
+        """Blame a model's stopped processes for a failed probe: Triton may hang on them and name none."""
+        for instance in self._stopped:
+            if model_of(instance) == model and self._is_news(instance, started_at):
+                self._strikes.add(instance, now_s, is_stopped=True)
+
+    def _is_news(self, instance: str, started_at: float) -> bool:
+        """Return whether a failure is new: neither known nor older than the last repair."""
+        model = model_of(instance)
+        is_in_repair = self._repair is not None and self._repair.order.model == model
+        is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
+        return not is_known and started_at >= self._of(model).renewed_at
+
+    def _seek_repair(self, now_s: float) -> Commands:
+        models = {stub.model for stub in (*self._dead, *self._failed)} | {
+            model_of(instance) for instance in self._strikes.dead
+        }
+        is_due = any(now_s >= self._of(model).not_before for model in models)
+        if self._is_repairing or self._has_ended or not is_due:
+            return []
+        self._is_repairing = True
+        return [ReadIndex()]
+
     def _mark_former_replaced(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up the processes before the last repair, if others run; report another number of instances."""
         former, in_use = self._of(model).former, self._stubs.stubs_of_versions(model, versions)
@@ -535,36 +507,10 @@ class Supervisor:
         old = [stub.process for stub in self._stubs.stubs_of_versions(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
             self._to_kill.add(old, now_s)
-            return self._end(f"a stub of '{reload.model}' died, and this mode does not allow loading models")
+            return self.end(f"a stub of '{reload.model}' died, and this mode does not allow loading models")
         pause_s = model.back_off.record_failure(now_s)
         self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
         return [reload]
-
-    def _end_repair(self, event: Reloaded, now_s: float) -> Commands:
-        repair = self._repair
-        assert repair is not None, "no model is being loaded"
-        order = repair.order
-        pause_s = repair.pause_s if event.refusal else min(repair.pause_s, MAX_ACCEPTED_S)
-        named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
-        took_s = now_s - repair.started_at
-        trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
-        detection = "" if order.cause == DEVICE else f" (found by {order.cause})"
-        text = f"{named} had {trouble}{detection}: loaded again in {took_s:.1f} s"
-        if event.refusal:
-            text = f"{named} has {trouble} and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
-        elif pause_s > REPAIR_DELAYS_S[0]:
-            text += f"; it was repaired recently, so the next repair waits for {pause_s:g} s"
-        wait_s = max(pause_s, POLL_MODE_DELAY_S) if self._mode == "poll" else pause_s
-        self._of(order.model).not_before = now_s + wait_s
-        self._close_repair(now_s, is_refused=bool(event.refusal))
-        if event.refusal:
-            return [Log(text)]
-        self._of(order.model).former = repair.old
-        # In poll mode, the load has not happened yet.
-        changed = (
-            self._mark_former_replaced(order.model, order.versions, now_s) if self._mode == "explicit" else []
-        )
-        return [Log(text), *changed]
 
     def _close_repair(self, now_s: float, is_refused: bool = False) -> None:
         repair, self._repair, self._is_repairing = self._repair, None, False
@@ -586,12 +532,6 @@ class Supervisor:
         for instance in [*self._strikes.dead]:
             if model_of(instance) == model:
                 self._strikes.clear(instance)
-
-    def _end(self, reason: str = "") -> Commands:
-        if self._has_ended:
-            return []
-        self._has_ended = True
-        return [End(reason)]
 
     def _of(self, model: str) -> _RepairHistory:
         return self._models.setdefault(model, _RepairHistory())

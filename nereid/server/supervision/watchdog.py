@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from nereid.server.model_control import ModelControl, NotReached, Refused
 from nereid.server.run_dir import ServerInfo
 from nereid.server.supervision import supervisor
 from nereid.server.supervision.health import ServerHealth
-from nereid.server.supervision.supervisor import Command, Event, Supervisor
+from nereid.server.supervision.supervisor import Command, Commands, Supervisor
 
 # Linux before 5.3 and some sandboxes cannot wait for the process of another parent.
 FALLBACK_POLL_INTERVAL_S = 0.1
@@ -198,7 +199,6 @@ class Watchdog:
         self._found_at = self._changed_at = float("-inf")
         self._zombies: set[Process] = set()
         self._activity = Activity()
-        self._ready: dict[str, set[int]] | None = None
         self._image_models: list[str] = []
         self._orders: queue.SimpleQueue[supervisor.ReadIndex | supervisor.Reload | None] = queue.SimpleQueue()
         self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
@@ -262,7 +262,7 @@ class Watchdog:
 
     def _observe_processes(self) -> float:
         if self._server.poll() is not None or self._is_signalled():
-            self._handle(supervisor.ServerEnded())
+            self._handle(lambda now_s: self._supervisor.end())
             return OBSERVE_INTERVAL_S
         now_s = time.monotonic()
         if self._server.memory.has_changed():
@@ -295,7 +295,7 @@ class Watchdog:
             with self._lock:
                 processes = self._supervisor.processes
             states = stub_processes.states({*processes, *(stub.process for stub in living)})
-            self._handle(supervisor.ProcessesSeen(states, living if find else None, failed))
+            self._handle(partial(self._supervisor.see, states, living if find else None, failed))
             return states
 
     def _living(self) -> list[Stub]:
@@ -305,8 +305,8 @@ class Watchdog:
         started_at = time.monotonic()
         self._probe_soon.clear()
         ready, counts = read_counts(self._server.statistics(PROBE_TIMEOUT_S))
-        if ready != self._ready:  # a model's inputs change only with its versions, and reading is slow
-            self._image_models, self._ready = image_models(self._options), ready
+        if ready != self._supervisor.ready:  # a model's inputs change only with its versions; reading is slow
+            self._image_models = image_models(self._options)
         models = [name for name in self._image_models if name in ready]
         with self._lock:
             answered = self._activity.poll({name: counts[name] for name in models}, started_at)
@@ -317,7 +317,7 @@ class Watchdog:
             self._health.record_answers(answered, started_at)
         if self._instances.discover(ready):
             self._adapt()
-        self._handle(supervisor.RoundStarted(ready, models, due))
+        self._handle(lambda now_s: self._supervisor.start_round(ready, models, due))
         self._probe_soon.wait(max(0.0, POLL_INTERVAL_S - (time.monotonic() - started_at)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
@@ -331,7 +331,7 @@ class Watchdog:
                 self._health.record_probe(probe.model, failure, started_at)
             with self._lock:
                 self._activity.record_probe(probe.model, failure is None)
-            self._handle(supervisor.ProbeEnded(probe, failure, started_at))
+            self._handle(partial(self._supervisor.end_probe, probe, failure, started_at))
 
     def _adapt(self) -> None:
         """Start the thread that adapts numbers of instances, unless it is running."""
@@ -354,33 +354,34 @@ class Watchdog:
             self._observe(find=True)
             old = self._processes_of(model)
             self._model_control.change_instances(model, count)
-            self._handle(supervisor.InstancesChanged(model, old))
+            self._handle(partial(self._supervisor.change_instances, model, old))
             self._observe(find=True)
 
     def _repair(self) -> float:
         order = self._orders.get()
-        event: Event = supervisor.RepairInterrupted()
+        decide: Callable[[float], Commands] = self._supervisor.interrupt_repair
         try:
             if isinstance(order, supervisor.ReadIndex):
-                event = supervisor.IndexRead(self._model_control.ready_versions())
+                decide = partial(self._supervisor.start_repair, self._model_control.ready_versions())
             elif order:
-                event = self._reload(order)
+                decide = partial(self._supervisor.end_repair, self._reload(order))
         finally:
-            self._handle(event)
+            self._handle(decide)
             self._exits.interrupt()  # the reason for not being ready may be gone
         return 0.0
 
-    def _reload(self, order: supervisor.Reload) -> supervisor.Reloaded:
+    def _reload(self, order: supervisor.Reload) -> str:
+        """Load a model again; return why Triton refused, empty if it did not."""
         folder = self._options.repository / order.model
         try:
             with self._loading:
                 self._load_again(order, folder)
         except Refused as error:
             self._health.count("repair_failures_total", model=order.model)
-            return supervisor.Reloaded(str(error))
+            return str(error)
         self._observe(find=True)
         self._health.count("repairs_total", model=order.model, cause=order.cause)
-        return supervisor.Reloaded()
+        return ""
 
     def _load_again(self, order: supervisor.Reload, folder: Path) -> None:
         touched = [supervisor.touch(folder / str(version)) for version in order.versions]
@@ -390,9 +391,10 @@ class Watchdog:
                 self._model_control.unload(order.model)
             self._model_control.load(order.model, instance_count)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, decide: Callable[[float], Commands]) -> None:
+        """Have the supervisor decide at the current time, and carry out its commands."""
         with self._lock:
-            commands = self._supervisor.step(event, time.monotonic())
+            commands = decide(time.monotonic())
         for command in commands:
             if not self._is_closed.is_set():
                 self._carry_out(command)

@@ -17,7 +17,7 @@ from nereid.gateway.failures import (
 )
 from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import log
-from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
+from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, cancel_on_disconnect
 from nereid.gateway.inference import ImageInference, run
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import (
@@ -149,7 +149,7 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
             name, *source_of(prediction), scores(prediction), timings(request, received_s, inference.stages_s)
         )
 
-    with CancelOnDisconnect(request):
+    with cancel_on_disconnect(request):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(outcome(*image)) for image in enumerate(batch.images)]
     _report_faults(request, failures, len(tasks))

@@ -26,7 +26,6 @@ class ClassificationOutputs:
 
     scores: str = SCORES
     class_names: Sequence[str] = ()
-    name: str = "classify"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -65,9 +64,7 @@ class ClassificationOutputs:
         first = int(best[0])
         label = self.class_names[first] if first < len(self.class_names) else str(first)
         attributes = {"label": label, "confidence": round(confidence[0], 4)}
-        return QualitySignals(
-            confidence, np.clip(entropy, 0, 1).tolist(), [int(index) for index in best], (), attributes
-        )
+        return QualitySignals(confidence, np.clip(entropy, 0, 1).tolist(), best.tolist(), (), attributes)
 
 
 def make_outputs(outputs: Sequence[str], class_names: Sequence[str]) -> ClassificationOutputs:

@@ -41,11 +41,8 @@ def suppress(boxes: np.ndarray, classes: np.ndarray, iou_threshold: float, limit
 
 # NMS keeps this many candidates per image, by score, which bounds the time for an image full of objects.
 MAX_CANDIDATES = 3000
-OUTPUTS = {
-    BOX: (f"'{BOX}' TYPE_FP32 [-1, 4]", "TYPE_FP32", (-1, 4)),
-    SCORE: (f"'{SCORE}' TYPE_FP32 [-1]", "TYPE_FP32", (-1,)),
-    LABEL: (f"'{LABEL}' TYPE_STRING [-1]", "TYPE_STRING", (-1,)),
-}
+# Datatypes and dims of the outputs.
+OUTPUTS = {BOX: ("TYPE_FP32", (-1, 4)), SCORE: ("TYPE_FP32", (-1,)), LABEL: ("TYPE_STRING", (-1,))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +201,9 @@ def _undo(positions: np.ndarray, placed: Placement) -> np.ndarray:
 
 def _check_outputs(config: ModelConfig) -> None:
     got = {output.name: (output.datatype, output.dims) for output in config.outputs}
-    if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
+    if got != OUTPUTS:
         listed = ", ".join(f"'{output.name}' {output.type_and_dims}" for output in config.outputs) or "none"
-        expected = ", ".join(about[0] for about in OUTPUTS.values())
+        expected = ", ".join(f"'{name}' {datatype} {[*dims]}" for name, (datatype, dims) in OUTPUTS.items())
         raise UnknownHead(f"expected outputs {expected}, got {listed}")
 
 

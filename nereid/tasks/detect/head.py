@@ -52,7 +52,10 @@ class Head:
     @property
     def classes(self) -> int:
         """The number of classes; 0 if the shapes do not tell."""
-        return self.layout.count_classes(self.outputs)
+        if not (classes := self.layout.classes):
+            return 0
+        axis, others = classes
+        return max(0, self.outputs[0].dims[axis] - others)
 
     def candidates(self, rows: Rows, threshold: float) -> Candidates:
         """Return one image's candidates with a score of at least `threshold`.
@@ -65,7 +68,9 @@ class Head:
             InferenceFailed: an output does not have the layout's shape, or has numbers that are not finite.
         """
         self._check(rows)
-        return self.layout.decode(rows, self.frame, threshold)
+        found = self.layout.decode(rows, self.frame, threshold)
+        is_likely = found.scores >= threshold
+        return Candidates(*(part[is_likely] for part in found))
 
     def _check(self, rows: Rows) -> None:
         for output, array in zip(self.outputs, rows, strict=True):
@@ -102,14 +107,14 @@ def find_head(outputs: Sequence[NetworkOutput], frame: InputSize, name: str = ""
     """
     if name:
         return _named(outputs, frame, name)
-    heads = [
-        Head(layout_name, roles, frame)
+    possible = {
+        layout_name: Head(layout_name, roles, frame)
         for layout_name, layout in LAYOUTS.items()
-        if (roles := layout.find(outputs)) and _is_certain(layout_name, roles, frame, labels)
-    ]
-    if len(heads) == 1:
-        return heads[0]
-    possible = [layout_name for layout_name, layout in LAYOUTS.items() if layout.find(outputs)]
+        if (roles := layout.find(outputs))
+    }
+    certain = [head for head in possible.values() if _is_certain(head, labels)]
+    if len(certain) == 1:
+        return certain[0]
     layouts = "; ".join(f"{layout_name}: {LAYOUTS[layout_name].form}" for layout_name in possible or LAYOUTS)
     if possible:
         raise UnknownHead(f"uncertain layout of {_described(outputs)}; fix: --head with one of {layouts}")
@@ -128,9 +133,10 @@ def _named(outputs: Sequence[NetworkOutput], frame: InputSize, name: str) -> Hea
     return Head(name, roles, frame)
 
 
-def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: InputSize, labels: int) -> bool:
+def _is_certain(head: Head, labels: int) -> bool:
     """Return whether this is the only possible layout for outputs of this form."""
-    cells = {grid_cells(frame, strides) for strides in GRIDS_PX}
+    name, roles = head.name, head.outputs
+    cells = {grid_cells(head.frame, strides) for strides in GRIDS_PX}
     anchored = {ANCHORS_PER_CELL * count for count in cells}
     first = roles[0].dims
     if name == "yolov5":

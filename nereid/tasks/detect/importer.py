@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nereid.base.contract import BOX, LABEL, MAX_OBJECTS, SCORE
+from nereid.base.contract import MAX_OBJECTS
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames, PostprocessStep
 from nereid.models.publish.examination import FirstRun
@@ -31,7 +31,7 @@ from nereid.models.publish.importing.serving_settings import (
 from nereid.models.publish.staged_version import LABELS
 from nereid.repository import onnx_file
 from nereid.repository.check import CheckStatus, Profile
-from nereid.tasks.detect.detector import ObjectFinder
+from nereid.tasks.detect.detector import OUTPUTS, ObjectFinder
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
 from nereid.tasks.detect.layouts import LAYOUTS, InputSize, NetworkOutput
 from nereid.vision.imaging.preprocess_settings import PRESETS
@@ -47,11 +47,6 @@ def check(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
 
 # The longer side of COCO photos is 640 pixels.
 USUAL_SIZE = (640, 640)
-RESULTS = (
-    ServedTensor(BOX, "TYPE_FP32", (-1, 4)),
-    ServedTensor(SCORE, "TYPE_FP32", (-1,)),
-    ServedTensor(LABEL, "TYPE_STRING", (-1,)),
-)
 
 
 def lacks_batch_dimension(signature: Signature) -> bool:
@@ -133,22 +128,16 @@ class DetectorImporter:
             if not signature.outputs[output.name].can_batch:
                 got = onnx_file.describe(signature.outputs[output.name])
                 raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {got}")
-        used = tuple(ServedTensor(output.name, output.datatype, output.dims) for output in head.outputs)
-        return ServingSettings(
-            image,
-            used,
-            is_channels_last,
-            is_grey(facts.signature),
-            head.classes,
-            head.name,
-            LAYOUTS[head.name].preprocessing,
-        )
+        used = tuple(ServedTensor(*output) for output in head.outputs)
+        form = head.classes, head.name, head.layout.preprocessing
+        return ServingSettings(image, used, is_channels_last, is_grey(facts.signature), *form)
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return an ensemble whose post-processing is a model of the `boxes` backend."""
         labels = {"labels": LABELS} if settings.has_labels else {}
         parameters = {"head": settings.head, **labels, **choices.post_processing}
-        step = PostprocessStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
+        results = tuple(ServedTensor(name, *kind) for name, kind in OUTPUTS.items())
+        step = PostprocessStep(f"{names.route}_boxes", "boxes", results, parameters)
         return Addition(names, settings, last=step)
 
     def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:

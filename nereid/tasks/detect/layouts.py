@@ -45,10 +45,7 @@ def yolov5(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     (matrix,) = rows
     matrix = matrix[matrix[:, 4] >= threshold]
     classes, best = _best(matrix[:, 5:])
-    scores = matrix[:, 4] * best
-    is_likely = scores >= threshold
-    boxes = _corners(matrix[is_likely, :4].astype(np.float64))
-    return Candidates(boxes, scores[is_likely], classes[is_likely])
+    return Candidates(_corners(matrix[:, :4]), matrix[:, 4] * best, classes)
 
 
 def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
@@ -61,10 +58,7 @@ def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     centers = (raw[:, :2] + cells[:, :2]) * strides_px
     sizes = np.exp(np.minimum(raw[:, 2:], MAX_EXPONENT)) * strides_px
     classes, best = _best(matrix[:, 5:])
-    scores = matrix[:, 4] * best
-    kept = scores >= threshold
-    boxes = _corners(np.concatenate([centers, sizes], axis=1)[kept])
-    return Candidates(boxes, scores[kept], classes[kept])
+    return Candidates(_corners(np.concatenate([centers, sizes], axis=1)), matrix[:, 4] * best, classes)
 
 
 def cell_grid(frame: InputSize) -> np.ndarray:
@@ -83,45 +77,41 @@ def yolov8(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     scores = matrix[4:].max(0)
     is_likely = scores >= threshold
     classes = matrix[4:, is_likely].argmax(0)
-    boxes = _corners(matrix[:4, is_likely].T.astype(np.float64))
-    return Candidates(boxes, scores[is_likely], classes)
+    return Candidates(_corners(matrix[:4, is_likely].T), scores[is_likely], classes)
 
 
 def detr(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode logits [Q, C + 1], whose last class means no object, and boxes [Q, 4]."""
     logits, boxes = rows
-    return _queries(softmax(logits.astype(np.float64))[:, :-1], boxes, frame, threshold)
+    return _queries(softmax(logits.astype(np.float64))[:, :-1], boxes, frame)
 
 
 def detr_sigmoid(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode logits [Q, C] of independent classes, and boxes [Q, 4]."""
     logits, boxes = rows
     powers = np.exp(-np.abs(logits.astype(np.float64)))
-    return _queries(np.where(logits >= 0, 1, powers) / (1 + powers), boxes, frame, threshold)
+    return _queries(np.where(logits >= 0, 1, powers) / (1 + powers), boxes, frame)
 
 
-def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: InputSize, threshold: float) -> Candidates:
+def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: InputSize) -> Candidates:
     """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre and size as frame fractions."""
     classes, best = _best(probabilities)
-    scores = best.astype(np.float32)
-    kept = scores >= threshold
     height, width = frame
-    sized = boxes[kept].astype(np.float64) * (width, height, width, height)
-    return Candidates(_corners(sized), scores[kept], classes[kept])
+    sized = boxes.astype(np.float64) * (width, height, width, height)
+    return Candidates(_corners(sized), best.astype(np.float32), classes)
 
 
 def cornered(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode probabilities [A, C] and boxes [A, 4]: corners in pixels."""
     scores, boxes = rows
     classes, best = _best(scores)
-    kept = best >= threshold
-    return Candidates(boxes[kept].astype(np.float64), best[kept], classes[kept])
+    return Candidates(boxes.astype(np.float64), best, classes)
 
 
 def fractions(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     """Decode [Q, 4 + C]: centre and size as fractions of the frame, one probability per class."""
     (matrix,) = rows
-    return _queries(matrix[:, 4:], matrix[:, :4], frame, threshold)
+    return _queries(matrix[:, 4:], matrix[:, :4], frame)
 
 
 def fractions_best(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
@@ -149,12 +139,8 @@ def decode_nms(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
 
 
 def _nms_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if len(rows) == 4:
-        number, boxes, scores, classes = rows
-        count = max(0, int(number.reshape(-1)[0]))
-        return boxes[:count], scores[:count], classes[:count]
-    if len(rows) == 3:
-        boxes, scores, classes = rows
+    if len(rows) > 2:
+        boxes, scores, classes = used_rows(rows)[-3:]
         return boxes, scores, classes
     if len(rows) == 2:
         matrix, classes = rows
@@ -178,6 +164,7 @@ def _best(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corners(boxes: np.ndarray) -> np.ndarray:
+    boxes = boxes.astype(np.float64)
     half = boxes[:, 2:] / 2
     return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
 
@@ -206,7 +193,8 @@ class Layout:
     Attributes:
         form: the outputs as shown in messages.
         find: returns the outputs by role; () if the layout does not match.
-        decode: converts one image's outputs by role, the frame and the minimum score to candidates.
+        decode: converts one image's outputs by role and the frame to candidates; it may leave out those below
+            the minimum score.
         classes: class axis of the first output, and its other entries; () if the shapes have no classes.
         has_nms: whether the network itself has already removed boxes of the same object.
         first_class: the network's number for its first class.
@@ -220,13 +208,6 @@ class Layout:
     has_nms: bool = False
     first_class: int = 0
     preprocessing: Mapping[str, str] = field(default_factory=dict)
-
-    def count_classes(self, outputs: Sequence[NetworkOutput]) -> int:
-        """Return the number of classes from the outputs by role; 0 if the shapes do not tell."""
-        if not self.classes:
-            return 0
-        axis, others = self.classes
-        return max(0, outputs[0].dims[axis] - others)
 
 
 def grid_cells(frame: InputSize, strides_px: Sequence[int] = STRIDES_PX) -> int:

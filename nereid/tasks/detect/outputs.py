@@ -1,13 +1,13 @@
 """Detection: boxes, scores and labels of objects, best first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from nereid.base.contract import BOX, LABEL, SCORE
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
+from nereid.tasks.detect import DETECT
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals, signals_of_findings
 
 # Two boxes with the same label and at least this intersection over union are the same object.
 # Source: PASCAL VOC, Everingham et al., 2010.
@@ -16,12 +16,10 @@ MATCH_IOU = 0.5
 SURE_SCORE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
 class DetectionOutputs:
     """Models that detect objects."""
 
-    name: str = "detect"
-    outputs: tuple[str, ...] = (BOX, SCORE, LABEL)
+    outputs = DETECT.outputs
 
     def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Compare by the intersection over union of objects with the same label.
@@ -31,23 +29,14 @@ class DetectionOutputs:
         """
         partners = match(_boxes(variant), _labels(variant), _boxes(shadow), _labels(shadow))
         total = variant[SCORE].size + shadow[SCORE].size
-        lone = (
-            _lone(variant, {pair.first for pair in partners}),
-            _lone(shadow, {pair.second for pair in partners}),
-        )
+        lone = _sure(variant) - {pair.first for pair in partners}
+        lone |= _sure(shadow) - {pair.second for pair in partners}
         overlap = sum(pair.iou for pair in partners)
-        return Comparison(1 - 2 * overlap / total if total else 0.0, not any(lone))
+        return Comparison(1 - 2 * overlap / total if total else 0.0, not lone)
 
     def signals(self, outputs: Arrays) -> QualitySignals | None:
         """Return the best score of each image with objects, and the number of objects."""
-        scores = outputs[SCORE].ravel()
-        if not np.isfinite(scores).all():
-            return None
-        count = len(scores)
-        attributes = {"objects": count}
-        return QualitySignals(
-            [min(1.0, float(scores.max()))] if count else (), found=[count], attributes=attributes
-        )
+        return signals_of_findings(outputs[SCORE], np.max, "objects")
 
 
 def iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -101,9 +90,8 @@ def _labels(outputs: Arrays) -> np.ndarray:
     return outputs[LABEL].ravel()
 
 
-def _lone(outputs: Arrays, matched: set[int]) -> bool:
-    sure = np.flatnonzero(outputs[SCORE].ravel() >= SURE_SCORE)
-    return any(int(index) not in matched for index in sure)
+def _sure(outputs: Arrays) -> set[int]:
+    return {*np.flatnonzero(outputs[SCORE].ravel() >= SURE_SCORE).tolist()}
 
 
 def make_outputs(outputs: Sequence[str], class_names: Sequence[str]) -> DetectionOutputs:

@@ -61,6 +61,5 @@ def _object(label: bytes, score: np.float32, box: np.ndarray) -> DetectedObject:
 
 
 DETECTIONS = ResultKind(
-    *(DETECT.name, DETECT.model, DETECT.outputs, (), _count, _values, Detection),
-    has_equal_shapes=False,
+    *(DETECT.name, DETECT.model, DETECT.outputs, (), _count, _values, Detection), has_equal_shapes=False
 )

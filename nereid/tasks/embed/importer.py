@@ -54,11 +54,7 @@ class EmbedderImporter:
     def settings(
         self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
-        """Read the input and the vectors.
-
-        Raises:
-            WrongUsage: the output is not one vector per image, or the input is not an image.
-        """
+        """Read the input and the vectors."""
         return read_rows(facts, signature, outputs[0], choices.size, ("embeddings", "dimensions"), 2)
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
@@ -66,11 +62,7 @@ class EmbedderImporter:
         return Addition(names, settings, EMBEDDING)
 
     def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
-        """Return the activation that normalises the vectors to length 1, unless they already are.
-
-        Raises:
-            WrongUsage: the chosen activation is for probabilities.
-        """
+        """Return the activation that normalises the vectors to length 1, unless they already are."""
         if choices.activation not in ("auto", "none"):
             raise WrongUsage(
                 f"cannot append a {choices.activation}: an embedding has no classes; "
@@ -82,12 +74,8 @@ class EmbedderImporter:
         self, settings: ServingSettings, first_run: FirstRun, activation: Activation
     ) -> list[tuple[str, str]]:
         """Return the number of dimensions and the vector length."""
-        return [
-            (
-                "embedding",
-                f"{first_run.meaning}, length 1" if activation == "normalize" else first_run.meaning,
-            )
-        ]
+        length = ", length 1" if activation == "normalize" else ""
+        return [("embedding", first_run.meaning + length)]
 
     def shown(self, results: Sequence[Any]) -> str:
         """Return the cosines of an image's vector with the others."""

@@ -1,7 +1,6 @@
 """Embeddings: one vector per image, compared by the angle between two of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,12 +13,10 @@ EQUAL_DISTANCE = 0.005
 TINY = 1e-30
 
 
-@dataclass(frozen=True, slots=True)
 class EmbeddingOutputs:
     """Models that compute embeddings."""
 
-    name: str = "embed"
-    outputs: tuple[str, ...] = (EMBEDDING,)
+    outputs = (EMBEDDING,)
 
     def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Compare by the cosine of the angle between two vectors; return the largest distance of all images.

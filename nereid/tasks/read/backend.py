@@ -6,7 +6,7 @@ The networks run in this process or as models on the server; the surrounding cod
 import importlib.util
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from nereid.backends.triton.metric_reporter import ImageSignalReporter, MetricRe
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.onnx_model import LocalNetwork, ServedNetwork
 from nereid.backends.triton.post_processing import PostProcessingOutcome, only_one
-from nereid.backends.triton.tensors import read_request, reject, respond, send, send_or_log
+from nereid.backends.triton.tensors import read_request, reject, send, send_or_log, to_response
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import (
     BARCODE,
@@ -34,9 +34,9 @@ from nereid.base.contract import (
 )
 from nereid.base.errors import InvalidConfig, Overloaded, ServingError, from_exception
 from nereid.tasks.read import READER_PARTS
-from nereid.tasks.read.characters import Characters, RecognisedLine
+from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
-from nereid.tasks.read.fields.specification import read_specification
+from nereid.tasks.read.fields.specification import Specification, read_specification
 from nereid.tasks.read.reading_settings import (
     ReadingSettings,
     fields_path,
@@ -44,35 +44,18 @@ from nereid.tasks.read.reading_settings import (
     own_problems,
     tensor_problems,
 )
-from nereid.tasks.read.stages import FAMILIES, PREFIX, StageTimes
+from nereid.tasks.read.stages import FAMILIES, PREFIX
 from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.formats.image_header import has_pages
-from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.inference import network_file
 
 if TYPE_CHECKING:
-    from nereid.tasks.read.barcodes import FoundBarcode
-    from nereid.tasks.read.reader import Networks, TextReader
+    from nereid.tasks.read.reader import Networks, ReadFile, TextReader
 
 # Maximum documents waiting for an instance; one is read at a time.
 MAX_WAITING_DOCUMENTS = 16
 # A request's image or its error, and a function that checks its deadline.
 _Read = tuple[bytes | ServingError, Callable[[], None]]
-
-
-class ReaderMetrics(MetricReporter):
-    """Metrics of one reader."""
-
-    def __init__(self, model: str, version: int) -> None:
-        super().__init__(PREFIX, FAMILIES, model=model, version=str(version))
-
-    def record_read(self, stages_ms: Mapping[str, float], lines: int, missing: Sequence[str]) -> None:
-        """Observe the time of each stage of one image, its line count and its missing required fields."""
-        self.add("lines", lines)
-        for field in missing:
-            self.add("missing_fields_total", field=field)
-        for stage, milliseconds in stages_ms.items():
-            self.add("stage_duration_seconds", milliseconds / 1e3, stage=stage)
 
 
 class ReaderModel:
@@ -121,7 +104,7 @@ class ReaderModel:
             self._reads_barcodes,
         )
         self._is_batching = config.max_batch_size > 0
-        self._metrics = ReaderMetrics(config.name, config.version)
+        self._metrics = MetricReporter(PREFIX, FAMILIES, model=config.name, version=str(config.version))
         self._images = readers(), ModelTracer(config, starts_traces=True)
         self._documents = readers(settings.max_pages), ModelTracer(config, starts_traces=True)
         self._thread = ThreadPoolExecutor(1, "documents")
@@ -193,11 +176,11 @@ class ReaderModel:
         trace = tracer.begin(requests)
         images, checks = [image for image, _ in read], [check for _, check in read]
         networks = [*map(self._networks_in, trace.traceparents)] if trace else None
-        results = reader.read(images, checks, networks)
-        outcomes = [*map(self._outcome, images, results, reader.barcodes, reader.sizes_wh, reader.times)]
-        responses = [self._respond(outcome) for outcome in outcomes]
+        files = reader.read(images, checks, networks)
+        outcomes = [*map(self._outcome, files)]
+        responses = [*map(to_response, outcomes)]
         if trace:
-            trace.record_preparation([[times] for times in reader.times])
+            trace.record_preparation([[file.times] for file in files])
             trace.end(outcomes)
         return responses
 
@@ -211,64 +194,61 @@ class ReaderModel:
         for network in self._networks.values():
             network.close()
 
-    def _outcome(
-        self,
-        image: bytes | ServingError,
-        found: list[RecognisedLine] | ServingError,
-        barcodes: Sequence["FoundBarcode"],
-        sizes_wh: Sequence[tuple[int, int]],
-        times: StageTimes,
-    ) -> PostProcessingOutcome:
+    def _outcome(self, file: "ReadFile") -> PostProcessingOutcome:
         try:
-            if isinstance(found, ServingError):
-                raise found
-            tensors, missing = _tensors(found), list[str]()
+            if file.error:
+                raise file.error
+            tensors, missing = _line_tensors(file), list[str]()
             if self._reads_barcodes:
-                tensors |= _barcode_tensors(barcodes)
+                tensors |= _barcode_tensors(file)
             if self._reads_pages:
-                tensors |= _page_tensors(found, barcodes, sizes_wh)
+                tensors |= _page_tensors(file)
             if self._specification:
-                with times.stage("fields"):
-                    fields = [
-                        self._fields_of(number, found, barcodes) for number in range(1, len(sizes_wh) + 1)
-                    ]
-                tensors[FIELD] = _texts(_json(entry, n) for n, page in enumerate(fields, 1) for entry in page)
-                missing = missing_fields([entry for page in fields for entry in page], self._specification)
+                with file.times.stage("fields"):
+                    fields = [*_fields(file, self._specification)]
+                tensors[FIELD] = _texts(
+                    json.dumps(entry.document() | {"page": page}, ensure_ascii=False)
+                    for page, entry in fields
+                )
+                missing = missing_fields([entry for _, entry in fields], self._specification)
         except Exception as raised:  # an exception that escapes `execute` fails the whole batch
             error = from_exception(raised)
             self._metrics.record_rejection(error)
             return error
-        if not isinstance(image, ProbeImage):
-            self._metrics.record_read(times.milliseconds(), len(found), missing)
-        return tensors
+        if not file.is_probe:
+            self._record(file, missing)
+        return {name: rows[None] for name, rows in tensors.items()} if self._is_batching else tensors
 
-    def _fields_of(
-        self, number: int, lines: Sequence[RecognisedLine], barcodes: Sequence["FoundBarcode"]
-    ) -> list[FoundField]:
-        assert self._specification
-        on_page = [line for line in lines if line.page == number]
-        codes = [(barcode.text, barcode.box) for barcode in barcodes if barcode.page == number]
-        return find_fields(on_page, self._specification, codes)
-
-    def _respond(self, outcome: PostProcessingOutcome) -> Any:
-        if isinstance(outcome, ServingError):
-            return reject(outcome)
-        return respond(**{name: rows[None] if self._is_batching else rows for name, rows in outcome.items()})
+    def _record(self, file: "ReadFile", missing: Sequence[str]) -> None:
+        """Observe the time of each stage of a file, its line count and its missing required fields."""
+        self._metrics.add("lines", len(file.lines))
+        for field in missing:
+            self._metrics.add("missing_fields_total", field=field)
+        for stage, milliseconds in file.times.milliseconds().items():
+            self._metrics.add("stage_duration_seconds", milliseconds / 1e3, stage=stage)
 
 
-def _tensors(lines: Sequence[RecognisedLine]) -> dict[str, np.ndarray]:
+def _fields(file: "ReadFile", specification: Specification) -> Iterator[tuple[int, FoundField]]:
+    """Yield the fields of each page with its number, from 1."""
+    for page in range(1, len(file.sizes_wh) + 1):
+        lines = [line for line in file.lines if line.page == page]
+        codes = [(barcode.text, barcode.box) for barcode in file.barcodes if barcode.page == page]
+        yield from ((page, entry) for entry in find_fields(lines, specification, codes))
+
+
+def _line_tensors(file: "ReadFile") -> dict[str, np.ndarray]:
     return {
-        TEXT: _texts(line.text for line in lines),
-        CONFIDENCE: np.array([line.confidence for line in lines], np.float32),
-        BOX: np.array([line.box for line in lines], np.float32).reshape(-1, 4, 2),
+        TEXT: _texts(line.text for line in file.lines),
+        CONFIDENCE: np.array([line.confidence for line in file.lines], np.float32),
+        BOX: np.array([line.box for line in file.lines], np.float32).reshape(-1, 4, 2),
     }
 
 
-def _barcode_tensors(barcodes: Sequence["FoundBarcode"]) -> dict[str, np.ndarray]:
+def _barcode_tensors(file: "ReadFile") -> dict[str, np.ndarray]:
     return {
-        BARCODE: _texts(barcode.text for barcode in barcodes),
-        SYMBOLOGY: _texts(barcode.symbology for barcode in barcodes),
-        BARCODE_BOX: np.array([barcode.box for barcode in barcodes], np.float32).reshape(-1, 4, 2),
+        BARCODE: _texts(barcode.text for barcode in file.barcodes),
+        SYMBOLOGY: _texts(barcode.symbology for barcode in file.barcodes),
+        BARCODE_BOX: np.array([barcode.box for barcode in file.barcodes], np.float32).reshape(-1, 4, 2),
     }
 
 
@@ -276,20 +256,12 @@ def _texts(texts: Iterable[str]) -> np.ndarray:
     return np.array([text.encode() for text in texts], object)
 
 
-def _page_tensors(
-    lines: Sequence[RecognisedLine],
-    barcodes: Sequence["FoundBarcode"],
-    sizes_wh: Sequence[tuple[int, int]],
-) -> dict[str, np.ndarray]:
+def _page_tensors(file: "ReadFile") -> dict[str, np.ndarray]:
     return {
-        PAGE: np.array([line.page for line in lines], np.int32),
-        BARCODE_PAGE: np.array([barcode.page for barcode in barcodes], np.int32),
-        PAGE_SIZE: np.array(sizes_wh, np.int32).reshape(-1, 2),
+        PAGE: np.array([line.page for line in file.lines], np.int32),
+        BARCODE_PAGE: np.array([barcode.page for barcode in file.barcodes], np.int32),
+        PAGE_SIZE: np.array(file.sizes_wh, np.int32).reshape(-1, 2),
     }
-
-
-def _json(field: FoundField, page: int) -> str:
-    return json.dumps(field.document() | {"page": page}, ensure_ascii=False)
 
 
 def _read(request: Any) -> _Read:

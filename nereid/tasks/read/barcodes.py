@@ -52,7 +52,9 @@ def find_barcodes(image: UprightImage) -> Sequence[FoundBarcode]:
     room = MAX_SIDE_PX / max(grey.shape)
     scale = 2.0 if room >= 2 else min(room, 1.0)
     if scale != 1:
-        grey = _scaled(grey, scale)
+        height, width = (max(round(side * scale), 1) for side in grey.shape)
+        interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+        grey = cv2.resize(grey, (width, height), interpolation=interpolation)
     codes = [(code, _corners(code.position)) for code in zxingcpp.read_barcodes(grey, formats=_FORMATS)]
     codes += read_blurred(grey, [corners for _, corners in codes])
     barcodes = [
@@ -64,11 +66,6 @@ def find_barcodes(image: UprightImage) -> Sequence[FoundBarcode]:
         for code, corners in codes
     ]
     return sorted(barcodes, key=lambda barcode: float(barcode.box[:, 1].mean()))[:MAX_BARCODES]
-
-
-def _scaled(grey: np.ndarray, scale: float) -> np.ndarray:
-    height, width = (max(round(side * scale), 1) for side in grey.shape)
-    return cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
 
 
 def _corners(position: zxingcpp.Position) -> np.ndarray:

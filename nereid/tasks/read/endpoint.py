@@ -26,27 +26,6 @@ from nereid.tasks.read import pdf
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
 
-
-class NotInEncoding(ValueError):
-    """The text has a character that the encoding cannot represent."""
-
-
-def encode_gbk(text: str) -> bytes:
-    """Encode text in GBK, the encoding of older Chinese systems.
-
-    Raises:
-        NotInEncoding: GBK lacks a character; the message names it and its position.
-    """
-    try:
-        return text.encode("gbk")
-    except UnicodeEncodeError as error:
-        character = text[error.start]
-        raise NotInEncoding(
-            f"GBK has no {ascii(character)[1:-1] if not character.isprintable() else character} "
-            f"(U+{ord(character):04X}) at character {error.start}; fix: use encoding=utf-8"
-        ) from None
-
-
 UTF_8, _ = ENCODINGS = "utf-8", "gbk"
 # A point (x, y) and the four corners of a box.
 Point = Annotated[list[float], Meta(min_length=2, max_length=2)]
@@ -173,10 +152,16 @@ async def _respond(
     response = json_response(answer)
     if parameters.get("encoding", UTF_8) == UTF_8:
         return response
+    text = response.body.decode()
     try:
-        body = encode_gbk(response.body.decode())
-    except NotInEncoding as error:
-        raise Failure("unencodable_text", str(error)) from None
+        body = text.encode("gbk")  # the encoding of older Chinese systems
+    except UnicodeEncodeError as error:
+        character = text[error.start]
+        raise Failure(
+            "unencodable_text",
+            f"GBK has no {ascii(character)[1:-1] if not character.isprintable() else character} "
+            f"(U+{ord(character):04X}) at character {error.start}; fix: use encoding=utf-8",
+        ) from None
     return GatewayResponse(body, JSON + b"; charset=gbk", headers=[(b"cache-control", b"no-store")])
 
 

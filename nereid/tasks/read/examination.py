@@ -9,7 +9,6 @@ import numpy as np
 
 from nereid.base.assets import PARCEL_LABEL
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
-from nereid.base.contract import TEXT
 from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish.examination import (
     Arrays,
@@ -22,7 +21,7 @@ from nereid.models.publish.examination import (
 from nereid.models.publish.importing.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile, network_path
 from nereid.tasks.read.characters import Characters
-from nereid.tasks.read.outputs import ReadingOutputs, error_rate
+from nereid.tasks.read.outputs import error_rate
 from nereid.tasks.read.reading_settings import BACKEND, ReadingSettings
 from nereid.vision.inference.session import Session
 
@@ -109,7 +108,7 @@ class LineExamination:
         """Yield the character error rate of each image."""
         old, new = self._texts(self._old, samples, before), self._texts(self._new, samples, after)
         for image, lines in old.items():
-            distance = ReadingOutputs().compare(_response(lines), _response(new[image])).distance
+            distance = error_rate("\n".join(lines), "\n".join(new[image]))
             yield OutputChange(distance, self._describe(image, distance, lines, new[image]))
 
     def _describe(self, image: str, distance: float, before: Sequence[str], after: Sequence[str]) -> str:
@@ -166,10 +165,6 @@ class LineExamination:
         """Return softmax if the best values of the steps are not probabilities."""
         values = np.concatenate([self._best(output)[1].ravel() for output in outputs])
         return "none" if values.min() > 0 and values.max() <= 1 + ROUNDING else "softmax"
-
-
-def _response(lines: Sequence[str]) -> dict[str, np.ndarray]:
-    return {TEXT: np.array([line.encode() for line in lines], object)}
 
 
 def _opened(config: ModelConfig) -> Callable[[np.ndarray], Any]:

@@ -17,7 +17,7 @@ from nereid.models.publish.importing.network_facts import ExporterSettings, Netw
 from nereid.models.publish.importing.serving_settings import ServedTensor, ServingSettings
 from nereid.models.publish.staged_version import Description
 from nereid.repository import onnx_file, pbtxt
-from nereid.repository.check import CheckStatus, Profile
+from nereid.repository.check import CheckStatus, Profile, verdicts
 from nereid.repository.repository_index import config_files, served_versions
 from nereid.tasks.read import READER_BYTES, dictionary, recogniser
 from nereid.tasks.read.characters import Characters
@@ -39,10 +39,7 @@ def check(profile: Profile, name: str) -> Iterator[tuple[CheckStatus, str]]:
     Raises:
         InvalidConfig: a parameter is invalid, or a network is missing.
     """
-    problems = [*_reader_problems(profile, name)]
-    yield from (("fail", problem) for problem in problems)
-    if not problems:
-        yield "ok", "its networks exist, and their tensors fit"
+    return verdicts(_reader_problems(profile, name), "its networks exist, and their tensors fit")
 
 
 def _reader_problems(profile: Profile, name: str) -> Iterator[str]:

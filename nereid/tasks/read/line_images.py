@@ -55,7 +55,7 @@ class UprightDecoder:
                 raise InvalidImage(f"expected at most {limit}, got {size}")
             for pixels in pdf.pages(encoded, self._max_pages):
                 height, width = pixels.shape[:2]
-                times.attributes |= {"format": "PDF", "width": width, "height": height}
+                times.record_header("PDF", (width, height))
                 yield UprightImage(pixels, (width, height))
             return
         for frame in pages_of(encoded, self._max_pages) if self._max_pages else [0]:
@@ -64,7 +64,7 @@ class UprightDecoder:
     def __call__(self, encoded: bytes, times: StageTimes, frame: int = 0) -> UprightImage:
         """Decode an image; `frame` is one of `pages_of`, and errors are as for `pages`."""
         image = open_image(encoded, self._limits, frame=frame)
-        times.record_header(image)
+        times.record_header(image.format, image.size_wh)
         stored = image.pixels(_shrink(image), BACKGROUND, self._buffers)
         turn = TURNS[image.orientation]
         size_wh = image.size_wh[::-1] if turn.is_transposed else image.size_wh

@@ -95,8 +95,8 @@ class FoundLines:
         others: maps a line's index to the index of its rotated copy, whose text may be better.
     """
 
-    boxes: np.ndarray = field(default_factory=lambda: np.zeros((0, 4, 2), np.float32))
-    crops: list[np.ndarray] = field(default_factory=list)
+    boxes: np.ndarray
+    crops: list[np.ndarray]
     others: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:

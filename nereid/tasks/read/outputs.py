@@ -2,24 +2,22 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
-from nereid.tasks.task_outputs import Arrays, Comparison, QualitySignals
+from nereid.base.contract import CONFIDENCE, FIELD, TEXT
+from nereid.tasks.read import READ, WAYBILL
+from nereid.tasks.task_outputs import Arrays, Comparison, QualitySignals, signals_of_findings
 
 # Maximum characters compared; a page of text has fewer.
 MAX_COMPARED = 4096
 
 
-@dataclass(frozen=True, slots=True)
 class ReadingOutputs:
     """Models that read text."""
 
-    name: str = "read"
-    outputs: tuple[str, ...] = (TEXT, CONFIDENCE, BOX)
+    outputs = READ.outputs
 
     def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Return the character error rate, at most 1, and whether all lines are equal."""
@@ -28,19 +26,13 @@ class ReadingOutputs:
 
     def signals(self, outputs: Arrays) -> QualitySignals | None:
         """Return the mean confidence of each image with lines, and the number of lines."""
-        confidences = outputs[CONFIDENCE].ravel()
-        if not np.isfinite(confidences).all():
-            return None
-        count = len(confidences)
-        mean = [min(1.0, float(confidences.mean()))] if count else ()
-        return QualitySignals(mean, found=[count], attributes={"lines": count})
+        return signals_of_findings(outputs[CONFIDENCE], np.mean, "lines")
 
 
-@dataclass(frozen=True, slots=True)
 class FieldOutputs(ReadingOutputs):
     """Models that also read the fields of a document."""
 
-    outputs: tuple[str, ...] = (TEXT, CONFIDENCE, BOX, FIELD)
+    outputs = WAYBILL.outputs
 
     def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Return the character error rate over all lines, and whether all fields have the same values."""

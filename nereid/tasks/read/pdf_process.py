@@ -28,7 +28,6 @@ MAX_BLOCK = 100
 IMAGE_DPI = 200
 JPEG_QUALITY = 90
 
-Line = tuple[str, Sequence[Sequence[float]]]
 Part = tuple[dict[str, Any], bytes]
 
 

@@ -55,8 +55,8 @@ class Networks:
 
 
 @dataclass(slots=True)
-class _File:
-    """One file while it is being read.
+class ReadFile:
+    """One file, while it is being read and afterwards.
 
     Attributes:
         check: raises if the request was cancelled or has expired.
@@ -65,9 +65,9 @@ class _File:
         is_probe: whether it comes from a health check.
         images: its pages, decoded one by one.
         sizes_wh: sizes of the pages so far, in pixels.
-        lines, barcodes: lines and barcodes of these pages.
+        lines, barcodes: lines and barcodes of these pages, each page's lines in reading order.
         begun_ms: time of all stages before the current page.
-        error: why reading stopped.
+        error: why reading stopped; its lines are then ignored.
     """
 
     check: Check
@@ -116,7 +116,7 @@ class _Page:
         texts: text, confidence and other characters by line index.
     """
 
-    file: _File
+    file: ReadFile
     found: FoundLines
     barcodes: Sequence[FoundBarcode]
     texts: dict[int, tuple[str, float, str]] = field(default_factory=dict)
@@ -133,8 +133,6 @@ class TextReader:
         sink: receives each image's signals, for comparison with a reference.
         reads_barcodes: whether to search for barcodes.
         max_pages: a file with more pages is rejected; 0 reads only images, and only the first page of each.
-
-    `times`, `barcodes` and `sizes_wh` (page sizes in pixels) refer to each file of the last batch.
     """
 
     def __init__(
@@ -154,17 +152,14 @@ class TextReader:
         self._decode = UprightDecoder(limits or ImageLimits(), max_pages)
         self._min_confidence, self._sink = min_confidence, sink
         self._reads_barcodes = reads_barcodes
-        self.times: list[StageTimes] = []
-        self.barcodes: list[list[FoundBarcode]] = []
-        self.sizes_wh: list[list[tuple[int, int]]] = []
 
     def read(
         self,
         images: Sequence[bytes | ServingError],
         checks: Sequence[Check] | None = None,
         networks: Sequence[Networks] | None = None,
-    ) -> list[list[RecognisedLine] | ServingError]:
-        """Return each image's lines in reading order, or its error; a bad image does not affect the others.
+    ) -> list[ReadFile]:
+        """Return each file with its lines, or its error; a bad image does not affect the others.
 
         Args:
             images: encoded files; an error is passed through unchanged.
@@ -172,26 +167,24 @@ class TextReader:
             networks: networks for each image, instead of the reader's. Lines of several images that are read
                 together use the first image's networks.
         """
-        checks = checks or [_no_check] * len(images)
+        checks = checks or [lambda: None] * len(images)
         networks = networks or [self._networks] * len(images)
         files = [self._open(*job) for job in zip(images, checks, networks, strict=True)]
-        self.times, self.barcodes = [file.times for file in files], [file.barcodes for file in files]
-        self.sizes_wh = [file.sizes_wh for file in files]
         self._recognise([page for file in files if (page := self._next_page(file))])
         for file in files:  # the lines of only one page are in memory at a time
             while page := self._next_page(file):
                 self._recognise([page])
-        return [file.error or file.lines for file in files]
+        return files
 
-    def _open(self, encoded: bytes | ServingError, check: Check, networks: Networks) -> _File:
+    def _open(self, encoded: bytes | ServingError, check: Check, networks: Networks) -> ReadFile:
         times = StageTimes()
         if isinstance(encoded, ServingError):
-            return _File(check, networks, times, False, (_ for _ in ()), error=encoded)
-        times.record_start(encoded)
+            return ReadFile(check, networks, times, False, (_ for _ in ()), error=encoded)
+        times.attributes["bytes"] = len(encoded)
         is_probe = isinstance(encoded, ProbeImage)
-        return _File(check, networks, times, is_probe, self._decode.pages(encoded, times))
+        return ReadFile(check, networks, times, is_probe, self._decode.pages(encoded, times))
 
-    def _next_page(self, file: _File) -> _Page | None:
+    def _next_page(self, file: ReadFile) -> _Page | None:
         """Find the lines of the next page, whose pixels are in memory only here; None at the end."""
         if file.error:
             return None
@@ -261,7 +254,7 @@ class TextReader:
                 page.file.fail(failure, len(page.file.sizes_wh))
             page.file.times.add("recognise", begin_ns, end_ns)
 
-    def _check_time(self, file: _File, found: int = 0, done: int = 0) -> None:
+    def _check_time(self, file: ReadFile, found: int = 0, done: int = 0) -> None:
         """Reject a file whose current page has taken too long."""
         if file.spent_ms - file.begun_ms > self._max_read_s * 1e3:
             raise InvalidImage(
@@ -297,10 +290,6 @@ def _probe(image: UprightImage, networks: Networks) -> FoundLines:
     line = cv2.resize(small, (PROBE_PX, LINE_HEIGHT_PX), interpolation=cv2.INTER_LINEAR)
     upside_down(networks.direction, [line])
     return FoundLines(np.zeros((1, 4, 2), np.float32), [line])
-
-
-def _no_check() -> None:
-    return None
 
 
 def _measure(image: UprightImage, sink: Sink) -> None:

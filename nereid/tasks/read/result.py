@@ -2,10 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from nereid.base.contract import BARCODE_OUTPUTS, BOX, CONFIDENCE, FIELD, PAGE_OUTPUTS, TEXT
@@ -159,13 +161,12 @@ def _file(
     codes: Sequence[bytes],
     symbologies: Sequence[bytes],
     code_boxes: Sequence[np.ndarray],
-    line_pages: Sequence[np.int32],
-    code_pages: Sequence[np.int32],
+    line_pages: Iterable[np.int32],
+    code_pages: Iterable[np.int32],
     sizes: Sequence[np.ndarray],
 ) -> tuple[tuple[Any, ...], ...]:
-    has_pages = len(sizes) > 0
-    line_pages = line_pages if has_pages else [np.int32(1)] * len(texts)
-    code_pages = code_pages if has_pages else [np.int32(1)] * len(codes)
+    if not len(sizes):  # a model that reads only images
+        line_pages = code_pages = repeat(np.int32(1))
     return (
         tuple(PageSize(int(width), int(height)) for width, height in sizes),
         tuple(map(_line, texts, confidences, boxes, line_pages)),
@@ -183,20 +184,12 @@ def _barcode(text: bytes, symbology: bytes, box: np.ndarray, page: np.int32) -> 
 
 
 def _field(entry: Mapping[str, Any]) -> Field:
-    return Field(
-        entry["name"],
-        entry["value"],
-        float(entry["confidence"]),
-        None if entry["box"] is None else _corners(entry["box"]),
-        entry["valid"],
-        tuple(Correction(swap["position"], swap["from"], swap["to"]) for swap in entry["corrected"]),
-        # Servers of older releases do not return these.
-        entry.get("proof"),
-        entry.get("carrier"),
-        entry.get("certain", False),
-        tuple(entry.get("candidates", ())),
-        entry.get("page", 1),
-    )
+    """Return a field; servers of older releases do not return its last attributes."""
+    swaps = [
+        {"position": swap["position"], "read": swap["from"], "value": swap["to"]}
+        for swap in entry["corrected"]
+    ]
+    return msgspec.convert({**entry, "corrected": swaps}, Field)
 
 
 def _corners(box: list[list[float]]) -> Corners:

@@ -7,20 +7,13 @@ from typing import Any
 
 from nereid.backends.triton.metrics import DURATIONS_S
 from nereid.base.prometheus_text import MetricSpec, counter, counter_histogram
-from nereid.vision.imaging.decode import EncodedImage
 
 # Cause and next step if a stage is slow.
 MEANINGS = {
     "barcodes": ("searching the images for barcodes is slow", "send smaller images"),
-    "detect": (
-        "searching the images for text is slow",
-        "send smaller images, or nereid tune",
-    ),
+    "detect": ("searching the images for text is slow", "send smaller images, or nereid tune"),
     "boxes": ("finding the boxes around the text is slow", "send images with less noise, or nereid tune"),
-    "crops": (
-        "cutting the lines out of the images is slow",
-        "send images with fewer lines, or nereid tune",
-    ),
+    "crops": ("cutting the lines out of the images is slow", "send images with fewer lines, or nereid tune"),
     "direction": ("finding the direction of the lines is slow", "nereid tune"),
     "recognise": (
         "recognising the lines is slow",
@@ -55,14 +48,10 @@ class StageTimes:
         self._runs: list[tuple[str, int, int]] = []
         self.attributes: dict[str, Any] = {}
 
-    def record_start(self, encoded: bytes) -> None:
-        """Record the file size."""
-        self.attributes["bytes"] = len(encoded)
-
-    def record_header(self, image: EncodedImage) -> None:
+    def record_header(self, image_format: str, size_wh: tuple[int, int]) -> None:
         """Record facts from the header."""
-        width, height = image.size_wh
-        self.attributes |= {"format": image.format, "width": width, "height": height}
+        width, height = size_wh
+        self.attributes |= {"format": image_format, "width": width, "height": height}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -71,7 +60,7 @@ class StageTimes:
         try:
             yield
         finally:
-            self._runs.append((name, begin_ns, time.time_ns()))
+            self.add(name, begin_ns, time.time_ns())
 
     def add(self, name: str, begin_ns: int, end_ns: int) -> None:
         """Record a run of a stage shared by several images."""

@@ -1,7 +1,8 @@
 """Text, fields and barcodes on a terminal, in CSV and drawn on the image."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from nereid.cli.image_commands.view import Cells, Mark, View
 from nereid.cli.tables import print_table
@@ -91,22 +92,15 @@ def _format_box(box: Corners) -> str:
 def _marked_texts(reading: Reading) -> list[Mark]:
     result = _on_page(reading, 1)
     fields = [(field.box, f"{field.name}: {field.value}") for field in result.fields if field.box]
-    named = [box for box, _ in fields]
+    named = np.array([box for box, _ in fields]).reshape(-1, 4, 2)
     barcodes = [(code.box, code.text) for code in result.barcodes]
     lines = [(line.box, line.text) for line in result.lines if not _is_any(line.box, named)]
     return [*lines, *barcodes, *fields]
 
 
-def _is_any(box: Corners, others: Sequence[Corners]) -> bool:
-    """Return whether a box equals one of the others, within the rounding of their corners."""
-    return any(
-        all(
-            abs(side - rounded) <= ROUNDING_PX
-            for point, near in zip(box, other, strict=True)
-            for side, rounded in zip(point, near, strict=True)
-        )
-        for other in others
-    )
+def _is_any(box: Corners, others: np.ndarray) -> bool:
+    """Return whether a box equals one of the others [N, 4, 2], within the rounding of their corners."""
+    return bool((np.abs(others - np.array(box)) <= ROUNDING_PX).all(axis=(1, 2)).any())
 
 
 VIEW = View(COLUMNS, _rows, _show_texts, _marked_texts, pdf.searchable)

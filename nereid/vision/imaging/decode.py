@@ -306,7 +306,6 @@ def _open_other(
 ) -> EncodedImage:
     """Read a header with Pillow; `unknown` is the error message for an unknown format."""
     if encoded.startswith(png.MAGIC):
-        png.check_chunks(encoded)
         encoded = png.without_extras(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)

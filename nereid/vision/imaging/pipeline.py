@@ -146,21 +146,21 @@ def by_request(
 def _on_cpu(
     config: ModelConfig, settings: PreprocessSettings, size: int, instances: int, sink: Sink | None
 ) -> Preprocessor:
-    if settings.resources.gpu_memory_limit_bytes:
+    if settings.gpu_memory_limit_bytes:
         raise InvalidConfig(f"model '{config.name}': gpu_memory_limit_bytes contradicts an instance on a CPU")
-    threads = settings.resources.decode_threads or max(1, available_cores() // instances)
+    threads = settings.decode_threads or max(1, available_cores() // instances)
     return CpuPreprocessor(settings.transform, settings.limits, size, threads, sink)
 
 
 def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int, slots: int) -> Preprocessor:
-    if settings.resources.decode_threads:
+    if settings.decode_threads:
         raise InvalidConfig(f"model '{config.name}': decode_threads contradicts an instance on a GPU")
     try:  # here, because CuPy and nvImageCodec are installed only on machines with a GPU
         from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
     except ImportError as error:
         fix = "an instance on a GPU needs the packages of the extra 'gpu' or 'gpu13'"
         raise InvalidConfig(f"model '{config.name}': {error}; fix: {fix}") from None
-    limit = settings.resources.gpu_memory_limit_bytes
+    limit = settings.gpu_memory_limit_bytes
     return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit, slots)
 
 

@@ -48,41 +48,24 @@ REPLACES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shorthand:
-    """`preset` sets the parameters in PRESETS that are not given; `scale` sets mean 0 and std 1 / scale."""
+class PreprocessSettings:
+    """Parameters of a `preprocess` model; its output sets the transform's other fields.
 
-    preset: str = ""
-    scale: float = 0.0
+    `decode_threads` is per instance (0: its share of cores); `gpu_memory_limit_bytes` is 0 for no limit.
+    `preset` sets the parameters in PRESETS that are not given; `scale` sets mean 0 and std 1 / scale.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """`decode_threads` per instance (0: its share of cores) and `gpu_memory_limit_bytes` (0: no limit)."""
-
+    transform: Transform
+    limits: ImageLimits
     decode_threads: int = 0
     gpu_memory_limit_bytes: int = 0
+    preset: str = ""
+    scale: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("decode_threads", "gpu_memory_limit_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-
-
-# Parameters of a `preprocess` model. Its output determines the transform's other fields.
-PARAMETERS = {
-    field.name for field in (*fields(Transform), *fields(ImageLimits), *fields(Resources), *fields(Shorthand))
-}
-PARAMETERS -= {"height_px", "width_px", "datatype"}
-
-
-@dataclass(frozen=True, slots=True)
-class PreprocessSettings:
-    """Parameters of a `preprocess` model, as fields of these classes; its output sets the other fields."""
-
-    transform: Transform
-    limits: ImageLimits
-    resources: Resources
-    shorthand: Shorthand
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> "PreprocessSettings":
@@ -100,6 +83,12 @@ class PreprocessSettings:
         if "decode_margin" in config.parameters and not settings.transform.antialias:
             raise InvalidConfig(f"model '{config.name}': decode_margin contradicts antialias = false")
         return settings
+
+
+# Names of all parameters.
+PARAMETERS = {
+    field.name for field in (*fields(Transform), *fields(ImageLimits), *fields(PreprocessSettings))
+} - {"transform", "limits", "height_px", "width_px", "datatype"}
 
 
 def _output(config: ModelConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from PIL import Image
 
 from nereid.base.errors import InvalidImage, ServingError, from_exception
 from nereid.base.processes import return_memory
@@ -158,8 +159,6 @@ def preview(settings: PreprocessSettings, images: Mapping[str, bytes]) -> Previe
     Raises:
         InvalidImage: one is not an image file, is damaged or exceeds a limit.
     """
-    from PIL import Image
-
     transform = settings.transform
     preprocessor = CpuPreprocessor(transform, settings.limits, len(images))
     for name, error in zip(images, preprocessor.prepare([*images.values()]), strict=True):

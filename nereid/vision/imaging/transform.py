@@ -57,11 +57,6 @@ class Placement:
         """The output pixels that the image covers; letterboxing pads the others."""
         return slice(self.at, self.at + self.span.count)
 
-    @property
-    def at_start(self) -> "Placement":
-        """The same placement, moved to the first output pixel."""
-        return replace(self, at=0)
-
     def stored(self, is_flipped: bool) -> ResizeCrop:
         """Return the same part of the stored image, which may be mirrored."""
         span = self.span
@@ -141,10 +136,14 @@ class Transform:
             return _crop(height, self.height_px, self.height_px), _crop(width, self.width_px, self.width_px)
         if self.resize == "letterbox":
             ratio = min(self.height_px / height, self.width_px / width)
-            down, across = _fit(height, ratio, self.height_px), _fit(width, ratio, self.width_px)
-            return (down, across) if self.pad_position == "around" else (down.at_start, across.at_start)
+            return self._fit(height, ratio, self.height_px), self._fit(width, ratio, self.width_px)
         rows, columns = (int(self.resize_shorter_px * side / min(size_wh)) for side in (height, width))
         return _crop(height, rows, self.height_px), _crop(width, columns, self.width_px)
+
+    def _fit(self, source: int, ratio: float, target: int) -> Placement:
+        resized = min(target, max(1, round(source * ratio)))
+        at = (target - resized) // 2 if self.pad_position == "around" else 0
+        return Placement(ResizeCrop(source, resized, 0, resized), at)
 
     def __call__(
         self,
@@ -211,11 +210,6 @@ def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, 
     covered = placed[0].span.count, placed[1].span.count
     has_margin = covered != (transform.height_px, transform.width_px)
     return Plan(shrink, rows, columns, turn, inside, has_margin)
-
-
-def _fit(source: int, ratio: float, target: int) -> Placement:
-    resized = min(target, max(1, round(source * ratio)))
-    return Placement(ResizeCrop(source, resized, 0, resized), at=(target - resized) // 2)
 
 
 def _crop(source: int, resized: int, target: int) -> Placement:

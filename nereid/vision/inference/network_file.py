@@ -13,7 +13,7 @@ from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, onnxruntime_error_text
 from nereid.vision.inference import io_binding as gpu
-from nereid.vision.inference import shared_weights, tensorrt
+from nereid.vision.inference import shared_weights, tensorrt, version_state
 from nereid.vision.inference.session_options import (
     BackendSettings,
     SessionSettings,
@@ -71,7 +71,7 @@ def open_configured(config: ModelConfig, settings: SessionSettings) -> onnxrunti
     """
     path = path_of(config)
     if settings.sharing is not Sharing.OFF:
-        folder = shared_weights.folder_of(config.folder, config.version)
+        folder = version_state.folder_of(config.folder, config.version, shared_weights.FOLDER)
         return shared_weights.open_shared(path, folder, settings, open_file)
     if TENSORRT in dict(settings.providers):
         return _open_tensorrt(path, config, settings)
@@ -110,8 +110,11 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
             path, settings.options, providers=list(settings.providers), enable_fallback=0
         )
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
-        is_parsed = "Protobuf parsing failed" not in str(error)
-        raise InvalidConfig(f"{onnxruntime_error_text(error)}{'' if is_parsed else _other(path)}") from None
+        text = onnxruntime_error_text(error)
+        if "Protobuf parsing failed" in str(error):
+            kind, fix = describe_other(path)
+            text += f" '{path.name}' is {kind}; fix: {fix}"
+        raise InvalidConfig(text) from None
     missing = [name for name, _ in settings.providers if name not in session.get_providers()]
     if missing:
         raise InvalidConfig(
@@ -119,11 +122,6 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
             "its warnings above name the missing library"
         )
     return session
-
-
-def _other(path: Path) -> str:
-    kind, fix = describe_other(path)
-    return f" '{path.name}' is {kind}; fix: {fix}"
 
 
 def complete_config(

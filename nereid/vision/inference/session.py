@@ -119,7 +119,6 @@ class Session:
         tensors = {**self.signature.inputs, **self.signature.initializers}
         self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
         self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
-        self._has_conversions = bool(self._texts or self._scalars)
         # Strings are on the host, because IoBinding does not support them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
@@ -344,9 +343,7 @@ class Session:
     def _feed(self, inputs: Arrays, outputs: Sequence[str], options: onnxruntime.RunOptions) -> list[Any]:
         if self.device_failure:
             raise DeviceFailed(self.device_failure)
-        feed = (
-            {n: self._converted(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
-        )
+        feed = {name: self._converted(name, array) for name, array in inputs.items()}
         try:
             return self._run_feed(self._session, feed, outputs, options)
         except ServingError:

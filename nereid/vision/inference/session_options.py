@@ -166,12 +166,8 @@ def session_settings(
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
         raise InvalidConfig(onnxruntime_error_text(error)) from None
-    chosen, releasing = providers(config, onnxruntime.get_available_providers()), _releasing(config, options)
-    if stream:
-        chosen = tuple(
-            (name, {**provider_options, USER_STREAM: str(stream)} if name == CUDA else provider_options)
-            for name, provider_options in chosen
-        )
+    chosen = providers(config, onnxruntime.get_available_providers(), stream)
+    releasing = _releasing(config, options)
     return SessionSettings(
         options=options,
         run_options=run_options,
@@ -182,16 +178,20 @@ def session_settings(
         extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
         run_batch_size=run_batch_size(config),
         halves_batches=parse_bool(parameters.get(HALVE_BATCHES, "false")) and config.max_batch_size > 0,
-        warm_batch_sizes=tuple(warm_batch_sizes(config, is_default=is_slow_at_first(chosen))),
+        # A batch size's first run is slow if TensorRT plans or a CUDA graph is recorded.
+        warm_batch_sizes=tuple(
+            warm_batch_sizes(config, is_default=TENSORRT in dict(chosen) or uses_cuda_graphs(chosen))
+        ),
         sharing=_sharing(config, backend),
     )
 
 
-def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, ...]:
+def providers(config: ModelConfig, available: Sequence[str], stream: int = 0) -> tuple[Provider, ...]:
     """Return an instance's execution providers in order of preference; the CPU provider is always last.
 
     Args:
         available: the providers in this build of ONNX Runtime.
+        stream: as for `session_settings`.
 
     Raises:
         InvalidConfig: an accelerator or its value is unknown, or a provider is not available.
@@ -199,7 +199,7 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
     accelerators = config.document.get("optimization", {}).get("execution_accelerators", {})
     choices: list[Provider] = []
     if config.device_kind == "GPU":
-        choices += _gpu_providers(config, accelerators.get("gpu_execution_accelerator", ()))
+        choices += _gpu_providers(config, accelerators.get("gpu_execution_accelerator", ()), stream)
     for accelerator in accelerators.get("cpu_execution_accelerator", ()):
         if accelerator["name"] != "openvino" or OPENVINO not in available:
             raise InvalidConfig(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
@@ -211,11 +211,6 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
                 f"{', '.join(available)}; fix: install onnxruntime-gpu, or use KIND_CPU"
             )
     return (*choices, (CPU, {}))
-
-
-def is_slow_at_first(chosen: Sequence[Provider]) -> bool:
-    """Return whether a batch size's first run is slow because TensorRT plans or a CUDA graph is recorded."""
-    return TENSORRT in dict(chosen) or uses_cuda_graphs(chosen)
 
 
 def uses_cuda_graphs(chosen: Sequence[Provider]) -> bool:
@@ -285,7 +280,9 @@ def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
     return paths
 
 
-def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]]) -> list[Provider]:
+def _gpu_providers(
+    config: ModelConfig, accelerators: Sequence[Mapping[str, Any]], stream: int
+) -> list[Provider]:
     choices: list[Provider] = []
     cuda = _deprecated_cuda_options(config.parameters)
     # Our own parameter, because NVIDIA's backend would replay a graph over buffers that have moved.
@@ -303,7 +300,8 @@ def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]
             cuda |= parameters
         else:
             raise InvalidConfig(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
-    return [*choices, (CUDA, cuda | device)]
+    user_stream = {USER_STREAM: str(stream)} if stream else {}
+    return [*choices, (CUDA, cuda | device | user_stream)]
 
 
 def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:

@@ -55,11 +55,6 @@ SCHEMA = {
 Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
 
 
-def folder_of(model: Path, version: int) -> Path:
-    """Return the folder for a version's copies; it is outside the version, because versions never change."""
-    return version_state.folder_of(model, version, FOLDER)
-
-
 def open_shared(
     path: Path, copies_folder: Path, settings: SessionSettings, opener: Open
 ) -> onnxruntime.InferenceSession:

@@ -126,7 +126,7 @@ def validate(config: ModelConfig, signature: Signature) -> None:
     for control in controls:
         _check_control(config, control, signature.inputs.get(control.name))
     required = [tensor for tensor in config.inputs if not tensor.is_optional]
-    targets = batch_targets(config)
+    targets = [name for entry in config.document.get("batch_input", ()) for name in entry["target_name"]]
     expected = len(required) + len(targets) + len(controls)
     if expected != len(signature.inputs):
         raise InvalidConfig(
@@ -144,11 +144,6 @@ def validate(config: ModelConfig, signature: Signature) -> None:
         _check_datatype(config, "output", tensor, output)
         if tensor.name not in scattered:
             _check_shape(config, tensor, output.shape, is_exact=True)
-
-
-def batch_targets(config: ModelConfig) -> list[str]:
-    """Return the inputs of the network that are computed from the batch itself."""
-    return [name for entry in config.document.get("batch_input", ()) for name in entry["target_name"]]
 
 
 def sequence_controls(config: ModelConfig) -> list[TensorSpec]:

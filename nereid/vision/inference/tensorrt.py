@@ -51,11 +51,7 @@ def options(config: ModelConfig, parameters: Mapping[str, str]) -> dict[str, str
     Raises:
         InvalidConfig: a parameter is unknown, or its value is invalid.
     """
-    return _profile(config, parameters) | _options(parameters)
-
-
-def _options(parameters: Mapping[str, str]) -> dict[str, str]:
-    options: dict[str, str] = {}
+    options = _profile(config, parameters)
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in PRECISIONS:

@@ -1,19 +1,16 @@
 """Masks, compared by the part of the pixels with another class."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
 
 
-@dataclass(frozen=True, slots=True)
 class MaskOutputs:
     """Models that return uint8[N, H, W]."""
 
-    name: str = "segment"
-    outputs: tuple[str, ...] = ("mask",)
+    outputs = ("mask",)
 
     def compare(self, variant: Arrays, shadow: Arrays) -> Comparison:
         """Return the part of the pixels whose classes differ."""

@@ -48,8 +48,6 @@ COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
 Precision = Literal["fp16"]
 CONVERTER = "onnxruntime.transformers.float16"
 TO_FP16 = "weights and computation are converted to FP16, inputs and outputs stay FP32"
-# A larger ModelProto cannot be written as one file.
-MAX_BYTES = 2**31 - 1
 Result = TypeVar("Result")
 # Names of input and outputs in the order of a config; None for those in the file.
 Names: TypeAlias = Sequence[str] | None
@@ -296,7 +294,7 @@ def _is_row(batch: np.ndarray, index: int, row: np.ndarray) -> bool:
     return bool(np.allclose(batch[index], row[0], rtol=0, atol=limit, equal_nan=True))
 
 
-def convert_to_fp16(path: Path) -> str:
+def convert_to_fp16(path: Path) -> None:
     """Convert a staged FP32 network in place, external data included; OperationFailed if impossible."""
     file = onnx_file.read(path)
     _check_is_fp32(path, file.model)
@@ -311,12 +309,12 @@ def convert_to_fp16(path: Path) -> str:
             content = converted.SerializeToString()
         except Exception as error:  # it may raise any error for unknown operators
             raise _refusal(path, f"{type(error).__name__}: {error}") from None
-    if len(content) > MAX_BYTES:
-        raise _refusal(path, f"it has {len(content):,} bytes in FP16, and a file at most {MAX_BYTES:,}")
+    if len(content) > onnx_file.MAX_BYTES:
+        limit = f"{onnx_file.MAX_BYTES:,}"
+        raise _refusal(path, f"it has {len(content):,} bytes in FP16, and a file at most {limit}")
     for data_file in {path.parent / data.location for data in file.external}:
         data_file.unlink()
     path.write_bytes(content)
-    return TO_FP16
 
 
 def _check_is_fp32(path: Path, model: Any) -> None:

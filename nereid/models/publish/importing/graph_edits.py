@@ -38,6 +38,13 @@ def dims(value: Any) -> list[int]:
     return [dim.dim_value if dim.HasField("dim_value") else -1 for dim in value.type.tensor_type.shape.dim]
 
 
+def make_node(operator: str, sources: Sequence[str], targets: Sequence[str], **attributes: Any) -> Any:
+    """Return a node of an operator."""
+    from onnx import helper
+
+    return helper.make_node(operator, sources, targets, **attributes)
+
+
 def add_constant(model: Any, tensor: Any) -> None:
     """Add an initializer; set an IR version in which it need not be an input."""
     model.graph.initializer.append(tensor)
@@ -67,8 +74,6 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
 
     An output may declare a variable first dim, although its inferred shape starts with 1.
     """
-    from onnx import helper
-
     (image,) = inputs(model)
     first = free_name(model, f"{image.name}_first")
     _redirect(model, image.name, first)
@@ -82,13 +87,13 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
         # ONNX Runtime cannot see through the shape, and assumes a variable first dim.
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
         before = take_name(model, output.name, "alone")
-        model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
+        model.graph.node.append(make_node("Expand", [before, shape], [output.name]))
     arguments: dict[str, Any] = {"starts": [0], "ends": [1], "axes": [0]}
     if onnx_graph.opsets(model).get("", 0) >= 10:  # they became inputs
         constants = [_constant(model, f"{first}_{word}", numbers) for word, numbers in arguments.items()]
-        node = helper.make_node("Slice", [image.name, *constants], [first], name=onnx_graph.FIRST_IMAGE)
+        node = make_node("Slice", [image.name, *constants], [first], name=onnx_graph.FIRST_IMAGE)
     else:
-        node = helper.make_node("Slice", [image.name], [first], name=onnx_graph.FIRST_IMAGE, **arguments)
+        node = make_node("Slice", [image.name], [first], name=onnx_graph.FIRST_IMAGE, **arguments)
     model.graph.node.insert(0, node)
     for value in (image, *single):
         value.type.tensor_type.shape.dim[0].dim_param = BATCH
@@ -97,14 +102,11 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
 
 def add_batch(model: Any) -> Iterator[str]:
     """Add a batch of 1 to the results of one image, and to the image if it has none."""
-    from onnx import TensorProto, helper
-
     (image,) = inputs(model)
     if len(dims(image)) == 3:
-        alone, first = free_name(model, f"{image.name}_alone"), free_name(model, "first_image")
-        add_constant(model, helper.make_tensor(first, TensorProto.INT64, [], [0]))
+        alone, first = free_name(model, f"{image.name}_alone"), add_number(model, "first_image", 0)
         _redirect(model, image.name, alone)
-        model.graph.node.insert(0, helper.make_node("Gather", [image.name, first], [alone]))
+        model.graph.node.insert(0, make_node("Gather", [image.name, first], [alone]))
         declare(image, [1, *dims(image)])
     declare(image, [1, *dims(image)[1:]])
     for output in model.graph.output:
@@ -121,21 +123,17 @@ def with_axes(
 
     Source of the opsets: ONNX, Operators.md.
     """
-    from onnx import helper
-
     if onnx_graph.opsets(model).get("", 0) < since:
-        return helper.make_node(operator, [source], [target], axes=axes, **more)
+        return make_node(operator, [source], [target], axes=axes, **more)
     axes_input = _constant(model, f"{target}_axes", axes)
-    return helper.make_node(operator, [source, axes_input], [target], **more)
+    return make_node(operator, [source, axes_input], [target], **more)
 
 
 def top_k(model: Any, source: str, targets: Sequence[str], count: int) -> Any:
     """Return a node for the largest values of the last dim and their indices, largest first."""
-    from onnx import helper
-
     if onnx_graph.opsets(model).get("", 0) < 10:
-        return helper.make_node("TopK", [source], targets, k=count)
-    return helper.make_node("TopK", [source, _constant(model, f"{targets[0]}_k", [count])], targets)
+        return make_node("TopK", [source], targets, k=count)
+    return make_node("TopK", [source, _constant(model, f"{targets[0]}_k", [count])], targets)
 
 
 def add_number(model: Any, name: str, number: int) -> str:
@@ -161,8 +159,6 @@ def declare(value: Any, shape: Sequence[int]) -> None:
 
 def _free_shapes(model: Any, image: str, size: int) -> None:
     """Make shapes that start with a fixed batch start with the number of images instead."""
-    from onnx import helper
-
     constants, rows = _small_constants(model), ""
     from_image = {image}
     for node in [*model.graph.node]:
@@ -184,7 +180,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
                 if weight is not None and [*weight.dims][:1] == [size]:
                     rows = rows or _rows(model, image)
                     shape, wide = _shape(model, rows, weight.dims[1:]), free_name(model, f"{name}_rows")
-                    model.graph.node.insert(AFTER_SHAPES, helper.make_node("Expand", [name, shape], [wide]))
+                    model.graph.node.insert(AFTER_SHAPES, make_node("Expand", [name, shape], [wide]))
                     node.input[position] = wide
     used = {name for node in operators(model) for name in node.input}
     unused = {weight.name for weight in model.graph.initializer} - used
@@ -211,23 +207,19 @@ def _small_constants(model: Any) -> dict[str, list[int]]:
 
 def _rows(model: Any, image: str) -> str:
     """Add a tensor with the number of images; return its name."""
-    from onnx import helper
-
     shape, rows = free_name(model, "image_shape"), free_name(model, "image_rows")
     first = _constant(model, "first_dim", [0])
-    model.graph.node.insert(0, helper.make_node("Shape", [image], [shape]))
-    model.graph.node.insert(1, helper.make_node("Gather", [shape, first], [rows]))
+    model.graph.node.insert(0, make_node("Shape", [image], [shape]))
+    model.graph.node.insert(1, make_node("Gather", [shape, first], [rows]))
     return rows
 
 
 def _shape(model: Any, rows: str, rest: Sequence[int]) -> str:
     """Add the shape [rows, *rest] as a tensor; return its name."""
-    from onnx import helper
-
     if not rest:
         return rows
     others, target = _constant(model, "other_dims", rest), free_name(model, "batch_shape")
-    model.graph.node.insert(2, helper.make_node("Concat", [rows, others], [target], axis=0))
+    model.graph.node.insert(2, make_node("Concat", [rows, others], [target], axis=0))
     return target
 
 
@@ -256,13 +248,13 @@ def fix_size(model: Any, size: tuple[int, int]) -> Iterator[str]:
 
 def to_fp32(model: Any, scores: Any) -> Iterator[str]:
     """Convert an output of another float datatype to FP32."""
-    from onnx import TensorProto, helper
+    from onnx import TensorProto
 
     element = scores.type.tensor_type.elem_type
     if element not in (TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16):
         return
     before = take_name(model, scores.name, "uncast")
-    model.graph.node.append(helper.make_node("Cast", [before], [scores.name], to=TensorProto.FLOAT))
+    model.graph.node.append(make_node("Cast", [before], [scores.name], to=TensorProto.FLOAT))
     scores.type.tensor_type.elem_type = TensorProto.FLOAT
     yield f"output '{scores.name}' is converted from {TensorProto.DataType.Name(element)} to FP32"
 
@@ -332,13 +324,10 @@ def accept_colours(model: Any) -> Iterator[str]:
     """Convert colours to grey in front of a network with one channel."""
     from onnx import TensorProto, helper
 
-    (image, *others) = inputs(model) or [None]
-    shape = dims(image) if image is not None else []
-    if others or len(shape) != 4:
+    images = inputs(model)
+    if len(images) != 1 or len(shape := dims(images[0])) != 4 or GREY not in (shape[1], shape[3]):
         return
-    is_channels_last = shape[3] == GREY and shape[1] != GREY
-    if not is_channels_last and shape[1] != GREY:
-        return
+    image, is_channels_last = images[0], shape[1] != GREY
     channel = 3 if is_channels_last else 1
     input_name, element = image.name, image.type.tensor_type.elem_type
     grey, colours = free_name(model, f"{input_name}_grey"), free_name(model, f"{input_name}_colours")
@@ -347,15 +336,15 @@ def accept_colours(model: Any) -> Iterator[str]:
     add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
     weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
     nodes = [
-        helper.make_node("Cast", [input_name], [colours], to=TensorProto.FLOAT),
-        helper.make_node("Mul", [colours, luma], [weighted]),
+        make_node("Cast", [input_name], [colours], to=TensorProto.FLOAT),
+        make_node("Mul", [colours, luma], [weighted]),
         with_axes(model, "ReduceSum", weighted, total, [channel], keepdims=1),
     ]
     if element == TensorProto.UINT8:
         rounded = free_name(model, "luma_rounded")
-        nodes.append(helper.make_node("Round", [total], [rounded]))
+        nodes.append(make_node("Round", [total], [rounded]))
         total = rounded
-    nodes.append(helper.make_node("Cast", [total], [grey], to=element))
+    nodes.append(make_node("Cast", [total], [grey], to=element))
     _redirect(model, input_name, grey)
     for number, node in enumerate(nodes):
         model.graph.node.insert(number, node)
@@ -365,14 +354,12 @@ def accept_colours(model: Any) -> Iterator[str]:
 
 def flatten(model: Any, scores: Any) -> Iterator[str]:
     """Remove dims of 1 beside the classes, as in [N,C,1,1] or [N,1,C]; rows such as boxes are not scores."""
-    from onnx import helper
-
     shape, declared = dims(scores), scores.type.tensor_type.shape.dim
     classes = [dim for dim in declared[1:] if dim.dim_value != 1]
     if len(shape) < 3 or len(classes) > 1:
         return
     before = take_name(model, scores.name, "unflattened")
-    model.graph.node.append(helper.make_node("Flatten", [before], [scores.name], axis=1))
+    model.graph.node.append(make_node("Flatten", [before], [scores.name], axis=1))
     if classes:
         declared[1].CopyFrom(classes[0])
     del declared[2:]
@@ -381,8 +368,6 @@ def flatten(model: Any, scores: Any) -> Iterator[str]:
 
 def activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
     """Append a function that turns scores into probabilities."""
-    from onnx import helper
-
     if activation == "none":
         return
     if activation == "normalize":
@@ -390,7 +375,7 @@ def activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
         return
     before, name = scores.name, free_name(model, PROBABILITIES)
     axis: dict[str, Any] = {"axis": 1} if activation == "softmax" else {}
-    model.graph.node.append(helper.make_node(activation.capitalize(), [before], [name], **axis))
+    model.graph.node.append(make_node(activation.capitalize(), [before], [name], **axis))
     scores.name = name
     yield f"a {activation} is appended to output '{before}', as '{name}'"
 
@@ -407,8 +392,8 @@ def _normalize(model: Any, vectors: Any) -> Iterator[str]:
     model.graph.node.extend(
         (
             with_axes(model, "ReduceL2", before, length, [1], since=18, keepdims=1),
-            helper.make_node("Max", [length, min_length], [divisor]),
-            helper.make_node("Div", [before, divisor], [name]),
+            make_node("Max", [length, min_length], [divisor]),
+            make_node("Div", [before, divisor], [name]),
         )
     )
     vectors.name = name
@@ -417,18 +402,16 @@ def _normalize(model: Any, vectors: Any) -> Iterator[str]:
 
 def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
     """Rename the input and the scores, copying the tensor; a weight keeps its name."""
-    from onnx import helper
-
     nodes, (new_input, new_output) = model.graph.node, names
     image = inputs(model)[:1]
     if image and image[0].name != new_input and free_name(model, new_input) == new_input:
         yield f"input '{image[0].name}' is named '{new_input}'"
-        nodes.insert(0, helper.make_node("Identity", [new_input], [image[0].name]))
+        nodes.insert(0, make_node("Identity", [new_input], [image[0].name]))
         image[0].name = new_input
     computed = {name for node in nodes for name in node.output}
     if scores.name != new_output and new_output in computed - {output.name for output in model.graph.output}:
         take_name(model, new_output, "inner")  # for example, logits before an appended softmax
     if scores.name != new_output and free_name(model, new_output) == new_output:
         yield f"output '{scores.name}' is named '{new_output}'"
-        nodes.append(helper.make_node("Identity", [scores.name], [new_output]))
+        nodes.append(make_node("Identity", [scores.name], [new_output]))
         scores.name = new_output

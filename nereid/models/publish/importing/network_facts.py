@@ -87,19 +87,21 @@ def read(folder: Path, file: OnnxFile) -> NetworkFacts:
     metadata = onnx_graph.metadata(file.model)
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(folder, metadata, documents)
-    exporter_settings, task, dictionary_text = (
-        _noted(metadata, documents),
-        metadata.get("task", ""),
-        metadata.get(WORDS, ""),
-    )
-    task = task if TASK.fullmatch(task) else ""
-    characters = tuple(split_lines(dictionary_text)) if dictionary_text else ()
+    task = metadata.get("task", "")
+    characters = tuple(split_lines(metadata.get(WORDS, "")))
     if 2 * sum(len(word) > 1 for word in characters) > len(characters):
-        labels, labels_from = (
-            (labels, labels_from) if labels else (characters, f"the file's metadata '{WORDS}'")
-        )
+        if not labels:
+            labels, labels_from = characters, f"the file's metadata '{WORDS}'"
         characters = ()
-    return NetworkFacts(file.sha256, file.signature, labels, labels_from, exporter_settings, task, characters)
+    return NetworkFacts(
+        file.sha256,
+        file.signature,
+        labels,
+        labels_from,
+        _noted(metadata, documents),
+        task if TASK.fullmatch(task) else "",
+        characters,
+    )
 
 
 def _document(path: Path) -> Mapping[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from nereid.base.assets import SAMPLES
 from nereid.base.errors import WrongUsage
+from nereid.base.units import escaped
 from nereid.models.publish.importing.adaptation import NetworkChoices
 from nereid.models.publish.importing.network_facts import ANY_SIZE, ExporterSettings, NetworkFacts, Size
 from nereid.models.publish.staged_version import Description
 from nereid.repository.onnx_file import describe
-from nereid.repository.repository_index import check_label_names
 from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.vision.inference.signature import NetworkTensor, Signature
@@ -152,8 +152,13 @@ class ImageInput:
         return facts.labels, facts.labels_from
 
     def check_labels(self, labels: Sequence[str], origin: str) -> None:
-        """Raise WrongUsage for names with control characters."""
-        check_label_names(labels, origin)
+        """Raise WrongUsage for names with characters that affect a terminal, or end a string."""
+        for number, name in enumerate(labels, start=1):
+            if (shown := escaped(name)) != name or "\t" in name:
+                raise WrongUsage(
+                    f"label {number} of {origin}: expected no control characters, got '{shown[:64]}'; "
+                    "fix: --labels FILE with plain names"
+                )
 
     def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
         """Return the choices with the noted head, and with a size for a network that accepts any."""

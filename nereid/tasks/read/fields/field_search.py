@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -45,12 +45,8 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             for match in expression(form).finditer(row.text):
                 start, end = match.span(VALUE if VALUE in match.re.groupindex else 0)
                 if end > start:
-                    yield (
-                        start,
-                        end,
-                        Match(NumberReading(row.text[start:end], None), form, carrier, 0.0),
-                        False,
-                    )
+                    reading = NumberReading(row.text[start:end], None)
+                    yield start, end, Match(reading, form, carrier, 0.0), False
     by_length = joined_by_length(rule)
     longest = max(by_length, default=0)
     counted = _COUNT.search(row.text)
@@ -94,10 +90,8 @@ def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -
     """Return whether an adjacent group in the same box has digits, so this is part of a longer number."""
     for inner, outer in ((first, first - 1), (last, last + 1)):
         if 0 <= outer < len(groups) and re.search("[0-9]", groups[outer][0]):
-            begin, end = (
-                min(groups[inner].end(), groups[outer].end()),
-                max(groups[inner].start(), groups[outer].start()),
-            )
+            begin = min(groups[inner].end(), groups[outer].end())
+            end = max(groups[inner].start(), groups[outer].start())
             if _SEPARATORS.fullmatch(row.text[begin:end]) and row.is_one_box(begin, end):
                 return True
     return False
@@ -132,28 +126,27 @@ class FieldCandidate:
     """A possible value of a field.
 
     Attributes:
-        reading: the value, and what is known about it.
+        match: the value, its format, and the evidence from the format and the checksum.
         confidence: the line's confidence; the lowest one if the value spans several boxes.
         box: corners float32[4, 2] of the value in pixels of the upright image.
         nearness: evidence from labels.
-        needs_label: whether the format counts only near a label.
-        carrier: the number's carrier; "" if unknown.
-        base: evidence from the format and the checksum.
         sources: where it was read: `text`, `barcode` or both.
-        part: evidence for a part of it with a valid checksum, which may be the actual number.
         is_continued: whether it may be part of a number that another row begins or ends.
+        part: evidence for a part of it with a valid checksum, which may be the actual number.
     """
 
-    reading: NumberReading
+    match: Match
     confidence: float
     box: np.ndarray
-    nearness: Nearness = field(default_factory=Nearness)
-    needs_label: bool = False
-    carrier: str = ""
-    base: float = 0.0
-    sources: tuple[str, ...] = _TEXT
+    nearness: Nearness
+    sources: tuple[str, ...]
+    is_continued: bool
     part: float = -np.inf
-    is_continued: bool = False
+
+    @property
+    def reading(self) -> NumberReading:
+        """The value, and what is known about it."""
+        return self.match.reading
 
     @property
     def claim(self) -> tuple[bool, float]:
@@ -164,7 +157,7 @@ class FieldCandidate:
     def evidence(self) -> float:
         """Logarithm of how rare this is for a random text; 3 stands for 1 in 1,000."""
         not_valid = NOT_VALID if self.reading.valid is False else 0.0
-        return self.base + self.nearness.evidence + not_valid + BARCODE * (len(self.sources) > 1)
+        return self.match.evidence + self.nearness.evidence + not_valid + BARCODE * (len(self.sources) > 1)
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -189,7 +182,7 @@ class FieldCandidate:
         if self.part > self.evidence - MIN_LEAD or self.is_continued:
             return False
         is_read = self.sources == _BARS or (self.reading.covered and self.confidence >= CERTAIN_CONFIDENCE)
-        return is_valid and is_read and self.base >= CHECK_DIGIT and self.evidence >= CERTAIN
+        return is_valid and is_read and self.match.evidence >= CHECK_DIGIT and self.evidence >= CERTAIN
 
     def agrees(self, other: "FieldCandidate") -> bool:
         """Return whether one contains the other's value, as FedEx's 34 digits contain the parcel's 12."""
@@ -219,18 +212,12 @@ class FoundField:
 
     def document(self) -> dict[str, Any]:
         """Return the field's JSON object, as specified in docs/contract.md."""
-        return {
-            "name": self.name,
-            "value": self.value,
+        return asdict(self) | {
             "confidence": round(self.confidence, 4),
             "box": None if self.box is None else np.round(self.box.astype(float), 1).tolist(),
-            "valid": self.valid,
             "corrected": [
                 {"position": swap.position, "from": swap.before, "to": swap.after} for swap in self.corrected
             ],
-            "proof": self.proof,
-            "carrier": self.carrier,
-            "certain": self.certain,
             "candidates": [*self.candidates],
         }
 
@@ -240,16 +227,28 @@ def find_fields(
 ) -> list[FoundField]:
     """Return each field of the specification, in order, with its best candidate.
 
+    A text that matches several fields is assigned to the one with a valid checksum, else the nearest label.
     Time is bounded: at most `MAX_LINES` lines are searched, and patterns are bounded by `count_ways`.
     """
+    rows = rows_of(lines)
+    bars, continuations = [row_of_barcode(*barcode) for barcode in barcodes], continued(rows)
+    by_field = {rule.name: _candidates(rows, bars, continuations, rule) for rule in specification.fields}
+    best: dict[Span, tuple[bool, float]] = {}
+    for candidates in by_field.values():
+        for key, candidate in candidates.items():
+            best[key] = min(candidate.claim, best.get(key, candidate.claim))
     return [
-        _field(name, candidates) if candidates else FoundField(name)
-        for name, candidates in find_candidates(lines, specification, barcodes).items()
+        _field(name, [option for key, option in candidates.items() if option.claim == best[key]])
+        for name, candidates in by_field.items()
     ]
 
 
-def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
+def _field(name: str, candidates: Sequence[FieldCandidate]) -> FoundField:
+    if not candidates:
+        return FoundField(name)
+    found = sorted(candidates, key=lambda candidate: candidate.rank)
     best = found[0]
+    carrier = best.match.carrier if best.match.evidence >= CHECK_DIGIT else None
     near = [rival for rival in found if rival.evidence > best.evidence - MIN_LEAD and not rival.agrees(best)]
     rivals = dict.fromkeys(rival.reading.value for rival in near)
     return FoundField(
@@ -260,7 +259,7 @@ def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
         best.reading.valid,
         best.reading.corrections,
         best.proof,
-        best.carrier or None,
+        carrier.name if carrier else None,
         best.is_proven and not rivals,
         (best.reading.value, *rivals) if rivals else (),
     )
@@ -272,33 +271,10 @@ def missing_fields(fields: Sequence[FoundField], specification: Specification) -
     return [rule.name for rule in specification.fields if rule.required and rule.name not in complete]
 
 
-def find_candidates(
-    lines: Sequence[RecognisedLine], specification: Specification, barcodes: Sequence[Barcode] = ()
-) -> dict[str, list[FieldCandidate]]:
-    """Return each field's candidates by field name, best first.
-
-    A text that matches several fields is assigned to the one with a valid checksum, else the nearest label.
-    """
-    rows = rows_of(lines)
-    bars, is_continued = [row_of_barcode(*barcode) for barcode in barcodes], continued(rows)
-    by_field = {rule.name: _candidates(rows, bars, is_continued, rule) for rule in specification.fields}
-    best: dict[Span, tuple[bool, float]] = {}
-    for candidates in by_field.values():
-        for key, candidate in candidates.items():
-            best[key] = min(candidate.claim, best.get(key, candidate.claim))
-    return {
-        name: sorted(
-            (option for key, option in candidates.items() if option.claim == best[key]),
-            key=lambda option: option.rank,
-        )
-        for name, candidates in by_field.items()
-    }
-
-
 def _candidates(
-    rows: Sequence[Row], codes: Sequence[Row], is_continued: tuple[np.ndarray, np.ndarray], rule: FieldRule
+    rows: Sequence[Row], codes: Sequence[Row], continuations: tuple[np.ndarray, np.ndarray], rule: FieldRule
 ) -> Mapping[Span, FieldCandidate]:
-    labels, (goes_on, has_begun) = FieldLabels(rows, rule), is_continued
+    labels, (goes_on, has_begun) = FieldLabels(rows, rule), continuations
     barcode_parts = frozenset(part for row in codes for part in _said(row.text))
     candidates: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
@@ -320,22 +296,14 @@ def _candidates(
             # If bars confirm a number whose checksum does not match, it is a different kind of number.
             counts = nearness.is_labelled or (nearness.evidence == 0 and match.reading.valid is not False)
             sources = (*_BARS, *_TEXT) if agrees and counts else _TEXT
-        carrier = match.carrier.name if match.carrier else ""
-        candidate = FieldCandidate(
-            match.reading,
-            row.confidence(start, end),
-            row.box(start, end),
-            nearness,
-            match.form.needs_label,
-            carrier if match.evidence >= CHECK_DIGIT else "",
-            match.evidence,
-            sources,
-            is_continued=not is_code
-            and bool(
-                (goes_on[number] and not _GROUP.search(row.text, end))
-                or (has_begun[number] and not _GROUP.search(row.text[:start]))
-            ),
+        is_continued = not is_code and bool(
+            (goes_on[number] and not _GROUP.search(row.text, end))
+            or (has_begun[number] and not _GROUP.search(row.text[:start]))
         )
+        candidate = FieldCandidate(
+            match, row.confidence(start, end), row.box(start, end), nearness, sources, is_continued
+        )
+        carrier = match.carrier.name if match.carrier else ""
         is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
         is_kept = nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate)
         if is_part:
@@ -403,8 +371,8 @@ def _is_misread(text: str, code: str) -> bool:
 
 def _needs_label(candidate: FieldCandidate) -> bool:
     """Return whether a number counts only near a label, because it is not rare enough on its own."""
-    is_poor = bool(candidate.reading.corrections) and candidate.base < CORRECTED
-    return candidate.needs_label or is_poor or is_repeated(candidate.reading.value)
+    is_poor = bool(candidate.reading.corrections) and candidate.match.evidence < CORRECTED
+    return candidate.match.form.needs_label or is_poor or is_repeated(candidate.reading.value)
 
 
 def _without_parts(
@@ -419,7 +387,7 @@ def _without_parts(
     ends: dict[tuple[int, bool], int] = {}
     for number, start, end in sorted(found, key=lambda span: (span[0], span[1], -span[2])):
         candidate = found[number, start, end]
-        is_valid = candidate.reading.valid is True and not candidate.needs_label
+        is_valid = candidate.reading.valid is True and not candidate.match.form.needs_label
         if end > ends.get((number, True), 0) and (is_valid or end > ends.get((number, False), 0)):
             kept[number, start, end] = candidate
             ends[number, is_valid] = end

@@ -172,13 +172,7 @@ def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:
         map(str.isdigit, row.text[first:start])
     )
     rectangle = row.rectangle(first if is_heading else start, end)
-    return (
-        rectangle.left,
-        rectangle.top,
-        rectangle.right,
-        rectangle.bottom,
-        not (is_number and _VALUE.search(row.text, end)),
-    )
+    return *rectangle, not (is_number and _VALUE.search(row.text, end))
 
 
 def _distance(labels: np.ndarray, rectangle: TextRectangle) -> float:

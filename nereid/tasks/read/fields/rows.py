@@ -3,8 +3,9 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ _DIGITS, _LAST_DIGITS = re.compile(r"\d[\d\s-]*[A-Z]{0,2}"), re.compile(r"\d[\d\
 MIN_CONTAINED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TextRectangle:
+class TextRectangle(NamedTuple):
     """A rectangle along the page's text, in pixels; the page is rotated so that its text is level."""
 
     left: float
@@ -155,7 +155,7 @@ def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     The other row is of the same size, right below or farther to the right, and has digits only, or up to two
     letters behind them.
     """
-    rectangles = np.array([astuple(row.rectangle(0, len(row.text))) for row in rows]).reshape(-1, 4)
+    rectangles = np.array([row.rectangle(0, len(row.text)) for row in rows]).reshape(-1, 4)
     left, top, right, bottom = rectangles.T
     height, middle = np.maximum(bottom - top, 1.0), (top + bottom) / 2
     lower, higher = np.minimum.outer(height, height), np.maximum.outer(height, height)

@@ -144,17 +144,12 @@ UNKNOWN_COST = 16
 LARGE_COST = 8
 
 
-def estimate_cost(encoded: bytes | memoryview, max_pixels: int | None = None) -> int:
+def estimate_header_cost(header: ImageHeader | None, max_pixels: int | None = None) -> int:
     """Return the cost of an image in units of a small photo, at least 1.
 
     JPEGs are decoded at a fraction of their size; a pixel of another format costs about eight times as much.
     Each scan of a progressive JPEG passes over all pixels. A file rejected without decoding costs 1.
     """
-    return estimate_header_cost(read_header(encoded), max_pixels)
-
-
-def estimate_header_cost(header: ImageHeader | None, max_pixels: int | None = None) -> int:
-    """Return the cost as `estimate_cost` does, from a structure that was already read."""
     if header is None:
         return 1
     if header.size_wh is None:

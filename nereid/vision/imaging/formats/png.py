@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # routes read sizes without loading an image library
     from PIL import Image
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
+# More would take longer to read than an image to decode.
 MAX_CHUNKS = 65_536
 # A chunk's length and type precede its data; a checksum follows it.
 CHUNK = struct.Struct(">I4s")
@@ -25,24 +26,18 @@ WHOLE = ((0, 0, 1, 1),)
 STEP_BYTES = 2**16
 
 
-def check_chunks(encoded: bytes) -> None:
-    """Check that a PNG's chunks can be read in less time than decoding an image takes.
-
-    Raises:
-        InvalidImage: it has more than `MAX_CHUNKS`.
-    """
-    for number, _ in enumerate(chunks(memoryview(encoded))):
-        if number == MAX_CHUNKS:
-            raise InvalidImage(f"expected at most {MAX_CHUNKS} chunks in a PNG, got {number + 1} or more")
-
-
 def without_extras(encoded: bytes) -> bytes:
     """Return a PNG without the chunks that affect neither pixels nor orientation, such as text and profiles.
 
     A damaged one would make Pillow reject the whole image, possibly after decoding it.
+
+    Raises:
+        InvalidImage: it has more than `MAX_CHUNKS`.
     """
     view, parts, offset = memoryview(encoded), [memoryview(MAGIC)], len(MAGIC)
-    for kind, data in chunks(view):
+    for number, (kind, data) in enumerate(chunks(view)):
+        if number == MAX_CHUNKS:
+            raise InvalidImage(f"expected at most {MAX_CHUNKS} chunks in a PNG, got {number + 1} or more")
         end = offset + CHUNK.size + len(data) + CHECKSUM_BYTES
         if kind[:1].isupper() or kind == TRANSPARENCY or (kind == EXIF and _is_sound(view[offset:end])):
             parts.append(view[offset:end])
