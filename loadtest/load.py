@@ -81,8 +81,8 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="", help="http://HOST:PORT of a running server")
-    of_grpc = "HOST:PORT of its gRPC; default: the port after that of HTTP"
-    parser.add_argument("--grpc", default="", help=of_grpc)
+    grpc_help = "HOST:PORT of its gRPC; default: the port after that of HTTP"
+    parser.add_argument("--grpc", default="", help=grpc_help)
     parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="models to serve")
     parser.add_argument("--profile", default=DEFAULT_PROFILE, help="profile to serve")
     seconds = "seconds of each loop, default: 10"

@@ -45,7 +45,7 @@ SETS: Mapping[str, tuple[range, Callable[[int], Waybill], tuple[str, ...]]] = {
     "pages": (range(300_000, 305_000), page_photo, (OURS,)),
 }
 READINGS = Path("reading_accuracy.history.jsonl")
-# Least share of numbers that are the field, by set; and of the numbers that are answered as valid.
+# Minimum fraction of correct fields, by set; and of correct numbers among those returned as valid.
 TARGETS, TARGET_RIGHT = {"proof": 0.85, "proof with bars": 0.97, "collection": 115 / 120}, 0.99
 _WHO: record.Columns = {"images": "{images:,}, {set}", "reader": "{reader}"}
 COLUMNS: record.Columns = {
@@ -53,10 +53,10 @@ COLUMNS: record.Columns = {
     "number is in its line": "{number_in_line:.1%}",
     "number is the field": "{number_exact:.1%}",
     "character errors": "{character_error_rate:.2%}",
-    "answered as valid": "{answered_as_valid:.1%}",
-    "of them right": "{valid_right:.1%}",
+    "returned as valid": "{answered_as_valid:.1%}",
+    "of these, right": "{valid_right:.1%}",
     "certain": "{certain:.1%}",
-    "wrong and certain": lambda row: len(row["wrong_certain"]),
+    "certain but wrong": lambda row: len(row["wrong_certain"]),
 }
 KIND_COLUMNS: record.Columns = {**_WHO, **{name: f"{{kinds[{name}]}}" for name in KINDS}}
 SUMMED = ("in_line", "valid", "certain", "errors", "characters")

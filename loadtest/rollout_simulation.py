@@ -19,7 +19,10 @@ from nereid.models.rollout.judge import EventCount, EventLimit, PairCounts, Step
 from nereid.models.rollout.plan import BOUNDS
 
 # A look has 1,000 requests; a step takes at least 12 looks, and is inconclusive after 600.
-SHARES, RATE, MIN_LOOKS, MAX_POLLS = (0.01, 0.05, 0.25, 0.5), 1000, 12, 600
+SHARES = (0.01, 0.05, 0.25, 0.5)
+RATE = 1000
+MIN_LOOKS = 12
+MAX_POLLS = 600
 ERROR, SLOW = "error", "slow"
 STALL_LOOKS = 5
 # Median and spread of the simulated latencies, as of a classifier on a busy CPU, and the objective for them.

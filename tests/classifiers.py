@@ -78,13 +78,14 @@ class Script:
     `refuses_regions` refuses all of them.
     """
 
-    def __init__(self, *steps: Any) -> None:
+    def __init__(
+        self, *steps: Any, hangs_up: bool = False, gap_s: float = 0.0, trickle_s: float = 0.0
+    ) -> None:
         self.steps = list(steps)
         self.requests: list[tuple[str, bytes]] = []
         self.peers: list[Any] = []
         self.over = threading.Event()
-        self.gap_s = self.trickle_s = 0.0
-        self.hangs_up = False
+        self.hangs_up, self.gap_s, self.trickle_s = hangs_up, gap_s, trickle_s
         self.read: set[str] = set()
         self.refuses_regions = False
         self.outputs: tuple[str, ...] = ("scores",)

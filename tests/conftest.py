@@ -18,9 +18,9 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
-# Servers that a session has once, the dearest first: whoever asks one runs in the same process.
+# Servers started once per session, the costliest first: the tests that use one run in the same process.
 SHARED_SERVERS = ("both_profiles", "text_server")
-# Nightly tests are split into so many parts of about the same duration; NIGHTLY_PART chooses one, from 1.
+# Number of parts of similar duration that nightly tests are split into; NIGHTLY_PART selects one, from 1.
 NIGHTLY_PARTS = 4
 BEGAN_S = pytest.StashKey[float]()
 # How to turn stored pixels upright. Source: CIPA DC-008, 4.6.4: where the stored row 0 and column 0 are seen.

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper
 from PIL import Image
 
 from nereid.models.publish.add import AddRequest, add
-from tests.networks import Dims, written
+from tests.networks import Dims, run, written
 from tests.pictures import save
 
 SIDE, CHANNELS, DIMS = 32, 12, 64
@@ -130,8 +129,7 @@ def embeddings(made: onnx.ModelProto, *images: bytes) -> np.ndarray:
     """Run a network on images of its own size, and normalise in FP64: float64[N, D]."""
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(image)).convert("RGB")) for image in images])
     inputs = {"image": (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)}
-    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-    rows = session.run(None, inputs)[0].astype(np.float64)
+    rows = run(made.SerializeToString(), inputs)["output"].astype(np.float64)
     result: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return result
 

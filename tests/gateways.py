@@ -15,7 +15,7 @@ import numpy as np
 
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
+from nereid.base.contract import BARCODE_OUTPUTS, ROUTE_OUTPUTS
 from nereid.base.http_connection import HttpResponse
 from nereid.client import classifier_errors as errors
 from nereid.client.result_kind import Timings
@@ -52,12 +52,12 @@ SMALL = GatewaySettings(
 class Upstream:
     """Triton's HTTP port, which returns or raises `outcome`; requests wait while `gate` is closed.
 
-    It keeps the image and the options of each inference.
+    It keeps the image, the JSON and the headers of each inference.
     """
 
     def __init__(self, outcome: Any = PREDICTION) -> None:
         self.outcome = outcome
-        self.received: list[tuple[bytes, dict[str, Any]]] = []
+        self.received: list[tuple[bytes, Any, dict[str, str]]] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.cancelled = 0
@@ -69,25 +69,16 @@ class Upstream:
             if method == "GET":
                 described = [{"name": name} for name in outputs_of(self.outcome)]
                 return HttpResponse(200, {}, json.dumps({"name": "", "outputs": described}).encode())
-            document, fields = json.loads(body[0]), {name.decode(): value.decode() for name, value in headers}
-            options = {"request_id": document["id"], "headers": {}}
-            for output in document["outputs"]:
-                options["top_k"] = output["parameters"].get("classification", 0) or options.get("top_k")
-            names = {header: name for name, header in OPTION_HEADERS.items()}
-            for name, value in fields.items():
-                if name in names:
-                    options[names[name]] = value
-                elif name not in ("content-type", "inference-header-content-length"):
-                    options["headers"][name] = value
-            return response_of(await self.infer(body[2], **options))
+            fields = {name.decode(): value.decode() for name, value in headers}
+            return response_of(await self.infer(body[2], json.loads(body[0]), fields))
         except errors.ClassifierError as error:
             if type(error) in (errors.TimedOut, errors.Unreachable):
                 raise TimeoutError if isinstance(error, errors.TimedOut) else ConnectionResetError from None
             status = {errors.RequestRefused: 400, errors.Overloaded: 429}.get(type(error), 500)
             return HttpResponse(status, {}, json.dumps({"error": str(error)}).encode())
 
-    async def infer(self, image: bytes, **options: Any) -> Any:
-        self.received.append((image, options))
+    async def infer(self, image: bytes, document: Any, headers: dict[str, str]) -> Any:
+        self.received.append((image, document, headers))
         try:
             await self.gate.wait()
         except asyncio.CancelledError:

@@ -132,8 +132,8 @@ def sample(datatype: str, shape: Sequence[int], rng: np.random.Generator) -> np.
     return np.asarray(rng.integers(low, high, shape, drawn, endpoint=True)).astype(dtype)
 
 
-def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+def run(network: Path | bytes, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
     decode, encode = np.vectorize(bytes.decode, "O"), np.vectorize(str.encode, "O")
     results = session.run(None, {name: _convert(array, decode) for name, array in inputs.items()})
     names = [output.name for output in session.get_outputs()]
@@ -141,9 +141,14 @@ def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def serve(
-    repository: Path, run_dir: Path, *flags: str, log: Callable[[str], None] = lambda line: None
+    repository: Path,
+    run_dir: Path,
+    *flags: str,
+    log: Callable[[str], None] = lambda line: None,
+    **settings: Any,
 ) -> EmbeddedServer:
-    options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=flags)
+    """Build a server on free ports; `flags` are Triton's, and `settings` those of `TritonOptions`."""
+    options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=flags, **settings)
     return EmbeddedServer(options, run_dir, os.environ, log)
 
 

@@ -17,7 +17,7 @@ from nereid.models.publish.publisher import Published, publish
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerInfo
 from tests import routes
-from tests.networks import Dims, constant, network, value
+from tests.networks import Dims, assert_same, constant, infer, network, value
 from tests.routes import ALL_VERSIONS, NETWORK, document, store_adding, store_ensemble, store_router, variant
 
 NET, ROUTE = "net", "r"
@@ -53,8 +53,7 @@ def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
     (repository / NET / "configs").mkdir()
     (repository / NET / "configs" / "other.pbtxt").write_text(NETWORK + policy)
     store_ensemble(repository, f"{NET}_v1", NET, 1)
-    store_router(repository, ROUTE)
-    write_route(repository, variant("v1", f"{NET}_v1", 100))
+    store_router(repository, ROUTE, document(variant("v1", f"{NET}_v1", 100)))
 
 
 def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
@@ -78,6 +77,14 @@ def publish_number(
     repository: Path, folder: Path, server_info: ServerInfo | None, number: float, **options: Any
 ) -> Published:
     return publish(repository, NET, candidate(folder, number), server_info, OTHER_ANSWERS, **options)
+
+
+def added(server: EmbeddedServer, name: str, version: str = "") -> int:
+    """Return the number that a model of `store_adding` adds."""
+    response = infer(server, name, {"x": routes.X}, model_version=version)
+    number = response["scores"][0, 0] - routes.X[0, 0]
+    assert_same(response, {"scores": routes.X + number})
+    return int(number)
 
 
 def propose(repository: Path, request: AddRequest) -> AddProposal:

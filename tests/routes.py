@@ -76,7 +76,7 @@ class TritonPythonModel:
             response = pb_utils.InferenceResponse(error=pb_utils.TritonError(orders["error"]))
         else:
             x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            scores = np.float32(orders.get("factor", 1)) * x + np.float32(orders.get("add", 0))
+            scores = x + np.float32(orders.get("add", 0))
             response = pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)])
         request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -120,9 +120,9 @@ def store_puppet(repository: Path, name: str, **orders: Any) -> None:
 def order(repository: Path, name: str, **orders: Any) -> None:
     """Set the behaviour of a puppet.
 
-    `factor` and `add` make scores of x; `hold` holds all responses until it is false; `blocks` processes one
-    request after the other; `error` is a message to fail with, and `error_share` the part of the requests
-    that get it (default: all); `delay_ms` is the time until a response.
+    `add` is added to x; `hold` holds all responses until it is false; `blocks` processes one request after
+    the other; `error` is a message to fail with, and `error_share` the part of the requests that get it
+    (default: all); `delay_ms` is the time until a response.
     """
     replace(repository / f"{name}.orders.json", json.dumps(orders).encode())
 
@@ -143,8 +143,10 @@ def store_ensemble(repository: Path, name: str, model: str, version: int) -> Non
     (folder / "config.pbtxt").write_text(f'platform: "ensemble"\n{TENSORS}{step}')
 
 
-def store_router(repository: Path, name: str, config: str = NETWORK) -> None:
-    """Store a route's model, whose route file is `NAME.route.json` in the repository.
+def store_router(
+    repository: Path, name: str, route: Mapping[str, Any] | None = None, config: str = NETWORK
+) -> None:
+    """Store a route's model, and its route file `NAME.route.json` if a route is given.
 
     `config` has the tensors and settings that the route shares with its variants.
     """
@@ -152,8 +154,10 @@ def store_router(repository: Path, name: str, config: str = NETWORK) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "labels.txt").write_text(LABELS)
     added = "".join(tensor("output", output, "STRING", [1]) for output in ROUTE_OUTPUTS)
-    route = f'parameters {{ key: "route" value {{ string_value: "{name}.route.json" }} }}\n'
-    (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{added}{route}')
+    file = f'parameters {{ key: "route" value {{ string_value: "{name}.route.json" }} }}\n'
+    (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{added}{file}')
+    if route:
+        replace(repository / f"{name}.route.json", json.dumps(route).encode())
 
 
 def variant(name: str, model: str, weight: float = 0, version: int = 1, **more: Any) -> dict[str, Any]:
@@ -365,7 +369,7 @@ def answered_by(name: str) -> Callable[[Outcome], bool]:
 def serve_routes(repository: Path, run_dir: Path, *flags: str) -> Iterator[RouteServer]:
     """Run a server of `repository` whose log is kept; `flags` are Triton's.
 
-    A server that has ended by itself is reported with the end of its log.
+    A server that has exited on its own is reported with the end of its log.
     """
     log: list[str] = []
     # After a failed load this core waits for one more model than there is.

@@ -94,12 +94,31 @@ class Served:
         return (self._folder / "log").read_text()
 
     @property
+    def access_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+
+    def access_line(self, trace: str) -> dict[str, Any]:
+        """Wait for the only line of a trace in the access log."""
+
+        def lines() -> list[dict[str, Any]]:
+            return [line for line in self.access_lines if line["trace_id"] == trace]
+
+        (line,) = wait_until(lines, "a line")
+        return dict(line)
+
+    @property
     def environment(self) -> dict[str, str]:
         variables = {"XDG_RUNTIME_DIR": str(self._folder), "NEREID_REPOSITORY": str(self.repository)}
         return os.environ | variables
 
     def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return nereid(*words, **self.environment)
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command that must succeed."""
+        done = self.nereid(*words)
+        assert done.returncode == 0, done.stderr
+        return done
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
         return [
@@ -111,6 +130,9 @@ class Served:
 
     def triton_page(self) -> str:
         return prometheus_text.fetch(self.server_info.url("metrics"), WATCHDOG_S)
+
+    def triton_metric(self, name: str, **labels: str) -> float:
+        return MetricSamples.parse(self.triton_page()).total(name, labels)
 
     def is_ready(self) -> bool:
         return self.page("/readyz")[0] == 200

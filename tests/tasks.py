@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import nereid
 from nereid.base.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.embedders import add_embedder, convolutional, embeddings, small
 from tests.labels import LABEL, WORDS
-from tests.pictures import noise, save
+from tests.pictures import encode, noise
 
 # Twice the side of the network's input, so every box has twice the size.
-PHOTO = save(Image.fromarray(noise(2 * SIDE, 2 * SIDE)))
+PHOTO = encode(noise(2 * SIDE, 2 * SIDE))
 SMALL = small(COFFEE)
 
 

@@ -31,9 +31,14 @@ from nereid.base import assets
 from nereid.insight.tune import photos
 
 # Parts of a soak: the traffic before the measurement, and the measurement without changes.
-WARM_UP, WARM_UP_S, STEADY = 0.2, (5.0, 600.0), 0.5
+WARM_UP = 0.2
+WARM_UP_S = (5.0, 600.0)
+STEADY = 0.5
 # Seconds between two rounds of changes, the limit on their short effects, and the least between samples.
-CALM_S, WARMING_CALM_S, SETTLING_S, MIN_PERIOD_S = (6.0, 20.0), 1.0, 2.0, 0.4
+CALM_S = (6.0, 20.0)
+WARMING_CALM_S = 1.0
+SETTLING_S = 2.0
+MIN_PERIOD_S = 0.4
 CYCLES, MAX_SAMPLES = 40, 200
 # A fault is over after this time without a failed request; a server that needs longer has not recovered.
 RECOVERED_S, MAX_RECOVERY_S, ROUNDS_PER_SERVER = 1.5, 30.0, 20
@@ -52,7 +57,7 @@ class Findings:
     """All that was found: verdicts, reasons of an early end, faults, and the numbers of the record."""
 
     verdicts: list[Verdict] = field(default_factory=list)
-    trouble: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     rounds: list[record.Row] = field(default_factory=list)
     requests: int = 0
     changes: int = 0
@@ -64,7 +69,7 @@ class Findings:
             with traffic or contextlib.nullcontext():
                 yield
         except Exception as error:
-            self.trouble.append(f"{type(error).__name__}: {error}")
+            self.errors.append(f"{type(error).__name__}: {error}")
         if traffic:
             self.requests += traffic.sent
             self.verdicts += verdict.judge_traffic(traffic.tallies, may_fail)
@@ -85,13 +90,13 @@ def torture(
         observer, kinds = Observer(running, gateway), requests.kinds(small, large)
         if seconds:
             _soak(scene, observer, Traffic(kinds, target), Traffic(kinds, target), seconds, found)
-        if faults and not found.trouble:
+        if faults and not found.errors:
             _play(scene, observer, Traffic(kinds, target), faults, found)
         found.changes += scene.changes.rounds
         observer.note()
     for resource, left in zip(("processes", "shared memory"), observer.left(), strict=True):
         found.verdicts.append(verdict.absent(f"{resource}, after the server", left))
-    if found.trouble:
+    if found.errors:
         print(f"the server's log ends:\n{servers.log_tail(run / 'log')}", file=sys.stderr)
 
 
@@ -104,7 +109,7 @@ def _soak(
         while time.monotonic() < deadline:
             time.sleep(WARMING_CALM_S)
             scene.changes.cycle()
-    if found.trouble:
+    if found.errors:
         return
     before, steady, calm = observer.quiet(), list[Sample](), list[Sample]()
     period_s = max(MIN_PERIOD_S, seconds / MAX_SAMPLES)
@@ -164,7 +169,7 @@ def _run(args: argparse.Namespace, found: Findings) -> None:
             with tempfile.TemporaryDirectory(dir=disk) as scratch:
                 seconds = args.minutes * 60 if not number else 0.0
                 torture(Path(scratch), seconds, batch, draw, found)
-            if found.trouble:
+            if found.errors:
                 return
 
 
@@ -178,12 +183,12 @@ def main() -> int:
     memory = [asdict(check) for check in findings.verdicts if check.what.startswith("memory")]
     faults = summarise(findings.rounds)
     print(record.table(verdict.COLUMNS, memory), record.table(COLUMNS, faults), sep="\n")
-    failures = [check.text() for check in findings.verdicts if not check.is_good] + findings.trouble
+    failures = [check.text() for check in findings.verdicts if not check.is_good] + findings.errors
     counts = {"requests": findings.requests, "changes": findings.changes, "checks": len(findings.verdicts)}
     print(f"{counts}: {len(failures)} failed")
     for failure in failures[:MAX_SHOWN]:
         print(f"failed: {failure}", file=sys.stderr)
-    if not findings.trouble:
+    if not findings.errors:
         about = {"minutes": args.minutes, "rounds": args.rounds, "seed": args.seed}
         args.record.write(about | counts | {"memory": memory, "faults": faults})
     return int(bool(failures))

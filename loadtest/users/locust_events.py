@@ -60,12 +60,12 @@ def add_options(parser: Any) -> None:
     add("--variants", default="v1,v2", help="of the route, with commas; '' for other models")
     add("--keys", type=int, default=100, help="number of sticky callers; 0 while the route's weights change")
     add("--expect", default="", help="expected class index, label, or line of text; default: the sample's")
-    of_folder = "folder with photos to send; its sub-folders have the names of classes"
-    add("--images", default="", metavar="DIR", include_in_web_ui=False, help=of_folder)
+    folder_help = "folder with photos to send; its sub-folders have the names of classes"
+    add("--images", default="", metavar="DIR", include_in_web_ui=False, help=folder_help)
     files = {"metavar": "FILE", "include_in_web_ui": False}
     add("--report", default="", help="write the report as JSON", **files)
-    of_limits = {"type": thresholds.checked, "default": str(thresholds.DEFAULT)}
-    add("--thresholds", help="file with the limits; '' for no limits", **of_limits, **files)
+    threshold_options = {"type": thresholds.checked, "default": str(thresholds.DEFAULT)}
+    add("--thresholds", help="file with the limits; '' for no limits", **threshold_options, **files)
 
 
 class Run:

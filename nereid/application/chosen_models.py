@@ -10,7 +10,7 @@ from nereid.tasks.task import Task
 
 
 def find_model(repository: Path, name: str, task: Task) -> str:
-    """Return the model of a task: `name`, else the default one, else the only one of the repository.
+    """Return the model of a task: `name` if given, else the task's default, else the only one here.
 
     Raises:
         WrongUsage: the repository has no such model, or several; the message lists their names.

@@ -78,7 +78,7 @@ def end(error: Exception) -> NoReturn:
 
 
 class SafeStream:
-    """A text stream that escapes what would affect a terminal: names and messages may come from anybody."""
+    """A text stream that escapes what would affect a terminal: names and messages may be untrusted."""
 
     def __init__(self, raw: Any) -> None:
         # Rich writes its own sequences to this; `tables.SafeConsole` escapes the rest.

@@ -16,12 +16,13 @@ from nereid.gateway.keys import check_ring
 from nereid.gateway.settings import GatewaySettings, ListenOptions
 from nereid.insight.drift import monitor
 from nereid.models.rollout import service
-from nereid.server import nvidia_smi, run_dir
+from nereid.server import gpu_profile, nvidia_smi, run_dir
 from nereid.server import serve as server
 from nereid.server.command_line import AUTO_PROFILE, LOOPBACK_HOSTS, TritonOptions, check_options
-from nereid.server.gpu_profile import check_named_gpus, choose
+from nereid.server.gpu_profile import check_named_gpus
 from nereid.server.serve import BackgroundJob, ServeOptions
-from nereid.server.supervision.process_usage import ProcessMetrics, read
+from nereid.server.supervision import process_usage
+from nereid.server.supervision.process_usage import ProcessMetrics
 
 
 def serve(serve_options: ServeOptions, environment: Mapping[str, str]) -> None:
@@ -51,7 +52,7 @@ def _with_profile(serve_options: ServeOptions, environment: Mapping[str, str]) -
     options = serve_options.server
     if options.profile != AUTO_PROFILE:
         return options
-    choice = choose(options.repository, environment)
+    choice = gpu_profile.choose(options.repository, environment)
     check_named_gpus(serve_options.gpu_id, choice)
     server.log(str(choice))
     return replace(options, profile=choice.profile)
@@ -84,7 +85,7 @@ def _jobs(repository: Path, run_root: Path) -> list[BackgroundJob]:
     rollouts = partial(service.run, repository, lambda: run_dir.find(run_root, repository), log=server.log)
     return [
         BackgroundJob(partial(service.metrics, repository), "rollouts", rollouts),
-        BackgroundJob(ProcessMetrics(partial(read, os.getpid(), repository)).page),
+        BackgroundJob(ProcessMetrics(partial(process_usage.read, os.getpid(), repository)).page),
         BackgroundJob(lambda: monitor.metrics(watcher.state), "drift", partial(monitor.watch, watcher)),
     ]
 

@@ -1,4 +1,4 @@
-"""`nereid init` and `nereid demo`: an own repository, and the first answer of a server."""
+"""`nereid init` and `nereid demo`: create your own repository, and get a first answer from a server."""
 
 import tempfile
 import time
@@ -110,7 +110,7 @@ def running_server(context: typer.Context, task: Task) -> Iterator[TritonOptions
 
 
 def show_result(context: typer.Context, task: Task, image: Path) -> None:
-    """Send an image to a server of its own, and print the result.
+    """Send an image to a dedicated server, and print the result.
 
     Raises:
         OperationFailed: the file cannot be read, or is not an image.
@@ -138,7 +138,7 @@ def show_result(context: typer.Context, task: Task, image: Path) -> None:
 
 
 def show_versions(context: typer.Context) -> None:
-    """Classify the sample photo with a server of its own, on both model versions and protocols."""
+    """Classify the sample photo on a dedicated server, on both model versions and protocols."""
     with running_server(context, DEFAULT_TASK) as server:
         table = Table("label", "probability", "model version", "HTTP", "gRPC")
         for version in NETWORKS:
@@ -159,7 +159,7 @@ def add_rows(table: Table, version: str, http: Any, grpc: Any) -> None:
     """Add the best classes of one version.
 
     Raises:
-        ServerError: the two protocols gave different classes.
+        ServerError: the two protocols returned different classes.
     """
     if http.labels != grpc.labels:
         raise ServerError(f"HTTP and gRPC disagree on version {version}: {http.labels} and {grpc.labels}")

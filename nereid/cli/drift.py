@@ -1,4 +1,4 @@
-"""`nereid drift`: references of routes, and the comparison of their traffic with them."""
+"""`nereid drift`: store a route's reference, and compare its traffic with it."""
 
 import time
 from pathlib import Path

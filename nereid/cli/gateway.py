@@ -29,7 +29,7 @@ def gateway(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Model that answers requests that name no model. With --url, repeat the option to offer "
+            help="Default model, for requests that do not name one. With --url, repeat the option to offer "
             "more models; without it, all routes of the repository are offered.",
             autocompletion=complete_model,
             show_default=f"`{DEFAULT_TASK.model}`, or the first model of the repository",
@@ -48,7 +48,7 @@ def gateway(
     rate: Annotated[
         float | None,
         typer.Option(
-            help="Quota in images per second for each key without a rate of its own.",
+            help="Default quota per key, in images per second; a rate in the key file overrides it.",
             min=0.001,
             show_default="unlimited",
         ),
@@ -57,7 +57,7 @@ def gateway(
         list[str] | None,
         typer.Option(
             help="Additional host name to accept in the Host header. May be repeated.",
-            show_default="own addresses on loopback, any elsewhere",
+            show_default="its own addresses on loopback, any host name elsewhere",
         ),
     ] = None,
     cors_origin: Annotated[

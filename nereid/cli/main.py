@@ -1,4 +1,4 @@
-"""The `nereid` commands, the end of each, and the environment, which only this module reads."""
+"""The `nereid` commands, how each one exits, and the environment, which only this module reads."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ OPTIONS_OF_ARGUMENTS = {"model": ("--model", "--route"), "repository": ("--repos
 
 
 class Command(TyperCommand):
-    """A command whose first argument may be typed as an option, as in other commands: `--model NAME`."""
+    """A command whose first argument may also be given as an option, as in other commands: `--model NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line."""
@@ -43,11 +43,11 @@ class CommandGroup(TyperGroup):
     """The root of the command line: every failure ends with `error: REASON` and its exit code."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command line, and end the process."""
+        """Run a command line, and exit."""
         with exit_codes.program():
             try:
                 code = super().main(*args, **options | {"standalone_mode": False})
-            except typer.Abort:  # Ctrl-C at a question, or no terminal
+            except typer.Abort:  # Ctrl-C at a prompt, or no terminal
                 raise OperationFailed("cancelled; nothing has changed") from None
             except ClickException as error:
                 context = getattr(error, "ctx", None)
@@ -77,7 +77,7 @@ for group in (app, *GROUPS.values()):
 
 
 def print_version(is_requested: bool) -> None:
-    """Print the version of the installed distribution, and end."""
+    """Print the version of the installed distribution, and exit."""
     if is_requested:
         import nereid
 

@@ -21,7 +21,7 @@ def collect(paths: Sequence[Path], more: Sequence[str] = ()) -> list[Path]:
         more: further suffixes of files in folders.
 
     Raises:
-        ValueError: a path does not exist, or a folder holds no image.
+        ValueError: a path does not exist, or a folder contains no image.
     """
     return [image for path in paths for image in _images(path, SUFFIXES.union(more))]
 
@@ -116,12 +116,12 @@ AccessLog: TypeAlias = Annotated[
 
 
 def port(name: str, **more: Any) -> Any:
-    """Return the option of a port, for `Annotated`."""
+    """Return a port option, for `Annotated`."""
     return typer.Option(help=f"{name}; 0 selects a free port.", min=0, max=65535, **more)
 
 
 def network_file(metavar: str) -> Any:
-    """Return the argument of a network, for `Annotated`."""
+    """Return a network file argument, for `Annotated`."""
     return typer.Argument(help="ONNX file, or a folder with the file and its external data.", metavar=metavar)
 
 
@@ -132,7 +132,7 @@ def environment(context: typer.Context) -> Mapping[str, str]:
 
 
 def repository_of(context: typer.Context, repository: Path, task: str | None) -> Path:
-    """Return the repository of the options `--repository` and `--task`.
+    """Return the repository that `--repository` or `--task` selects.
 
     Raises:
         WrongUsage: both options were given.
@@ -146,7 +146,7 @@ def repository_of(context: typer.Context, repository: Path, task: str | None) ->
 
 
 def show_progress(line: str) -> None:
-    """Print a line about the progress on stderr."""
+    """Print a progress line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 

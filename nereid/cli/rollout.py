@@ -1,4 +1,4 @@
-"""`nereid rollout`: give a candidate more and more traffic while its numbers are good enough."""
+"""`nereid rollout`: shift traffic to a candidate step by step while its measurements are good enough."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from nereid.cli.route import RouteName
 from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
 
-if TYPE_CHECKING:  # the commands import what they need, so that others start without it
+if TYPE_CHECKING:  # each command imports what it needs, so that the others start faster
     from nereid.models.rollout.commands import Command, Forecast
     from nereid.models.rollout.plan import RolloutPlan
     from nereid.models.rollout.rollout_journal import Rollout, RolloutEvent
@@ -75,7 +75,8 @@ MaxLatencyIncrease = Annotated[
 MaxDisagreement = Annotated[
     float | None,
     typer.Option(
-        help="Maximum fraction of shadow responses with another top class, 0 to 1.", show_default="0.05"
+        help="Maximum fraction of shadow responses that disagree on the top class, 0 to 1.",
+        show_default="0.05",
     ),
 ]
 IfInconclusive = Annotated[
@@ -86,7 +87,7 @@ Reason = Annotated[str, typer.Option(help="Reason to record in the history.")]
 
 
 def _plan(file: Path | None, options: dict[str, Any]) -> "RolloutPlan":
-    """Return the plan in a file, with the values that a command's options replace."""
+    """Return the plan from a file, overridden by the command's options."""
     from nereid.models.rollout.plan import RolloutPlan, make_plan, parse_plan, read_steps
 
     values: dict[str, Any] = {}
@@ -207,7 +208,7 @@ def history(
     number: Annotated[
         int | None,
         typer.Argument(
-            help="Rollout to list the events of.", metavar="NUMBER", min=1, show_default="all rollouts"
+            help="Number of the rollout to show.", metavar="NUMBER", min=1, show_default="all rollouts"
         ),
     ] = None,
     as_json: AsJson = False,
@@ -237,7 +238,7 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
     from nereid.models.routes.location import check_repository
 
     check_repository(changeable_repository(repository))
-    find_server(context, repository)  # an invalid --server ends here
+    find_server(context, repository)  # an invalid --server fails here
     stop = StopFlag()
     run = partial(service.run, repository, lambda: find_server(context, repository), log=show_progress)
     with in_background("rollouts", run, POLL_S + 1):

@@ -21,7 +21,7 @@ from nereid.cli.options import AsJson, Repository, complete_model, complete_vari
 from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
 
-if TYPE_CHECKING:  # the commands import what they need, so that others start without it
+if TYPE_CHECKING:  # each command imports what it needs, so that the others start faster
     from nereid.models.routes.change import Difference, Propose, RunningServer, ServedRouteStatus
     from nereid.models.routes.explain import Explanation
     from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation

@@ -34,7 +34,7 @@ TokenFile: TypeAlias = Annotated[
         envvar="NEREID_TOKEN_FILE",
     ),
 ]
-# Marks a command that has printed the note about further servers.
+# Marks a command that has printed the note about other servers.
 NOTED = "noted"
 OPTIONS = {"server": (Address, ""), "token_file": (TokenFile, None)}
 

@@ -11,12 +11,12 @@ from rich.text import Text
 
 from nereid.base.units import escaped
 
-# Wider than any row, so that nothing is cut where no terminal has a width.
+# Wider than any row, so that nothing is cut off without a terminal.
 UNLIMITED = 10_000
 
 
 class SafeConsole(Console):
-    """A console whose own sequences reach the terminal, and those inside of a text do not."""
+    """A console that sends its own escape sequences to the terminal, and escapes those in texts."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the pieces of a text with their styles."""
@@ -25,7 +25,7 @@ class SafeConsole(Console):
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Return a console that is as wide as its terminal, or without a limit elsewhere."""
+    """Return a console as wide as its terminal, or of unlimited width without one."""
     target = file or sys.stdout
     raw = getattr(target, "rich_proxied_file", target)
     return SafeConsole(file=raw, width=None if target.isatty() else UNLIMITED)

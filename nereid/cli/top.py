@@ -45,11 +45,11 @@ DIGITS = 6
 QUIT = ("q", "Q")
 UNKNOWN = "-"
 BARS = " ▁▂▃▄▅▆▇█"
-# More cores than this are shown as bars, and more than can be seen in a line as their mean.
+# More cores than this are shown as bars; more than fit on a line, as their mean.
 MAX_NUMBERS, MAX_BARS = 8, 64
-# Columns from which a terminal shows more.
+# Width in columns from which a terminal shows more.
 WIDE = 100
-# Letters that are left of a name.
+# Minimum length of a shortened name.
 MIN_NAME = 8
 
 
@@ -117,7 +117,7 @@ def _live(reader: "TopReader", interval_s: float, terminal: Console) -> None:
             while key(interval_s) not in QUIT:
                 after = reader.read()
                 if after.server:
-                    footer = f"every {interval_s:g} s; q ends"
+                    footer = f"every {interval_s:g} s; q quits"
                     live.update(view(measure(before, after), *terminal.size, footer), refresh=True)
                 else:
                     text = f"no server is running for '{reader.repository}'; waiting for one, q quits"
@@ -129,10 +129,10 @@ def _live(reader: "TopReader", interval_s: float, terminal: Console) -> None:
 
 @contextlib.contextmanager
 def _open_keys(stream: IO[str]) -> Iterator[Callable[[float], str]]:
-    """Give a function that waits some seconds for a key, and returns it; empty without one.
+    """Yield a function that waits the given seconds for a key and returns it, or "" if none came.
 
-    Keys are neither shown nor collected until Enter; Ctrl-C still is a signal. Without a terminal there are
-    no keys, and after its end the function returns `q`.
+    Keys are neither echoed nor buffered until Enter; Ctrl-C is still a signal. Without a terminal there are
+    no keys, and once the terminal is closed, the function returns `q`.
     """
     if not stream.isatty():
         yield _sleep
@@ -190,7 +190,7 @@ Row = tuple[str, ...]
 
 
 def view(top: "Top", width: int, height: int | None = None, footer: str = "") -> RenderableType:
-    """Return the screen; idle models that exceed `height` lines are left out, unless that is None."""
+    """Return the screen; idle models that do not fit into `height` lines are omitted; None is unlimited."""
     lines = [*_server_lines(top.server), *_machine_lines(top), *_gateway_lines(top.gateways, width)]
     lines += [Text(note, style="yellow") for note in top.notes]
     parts: list[RenderableType] = [_flat(line) for line in lines]
@@ -231,7 +231,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
 
 
 def _models_that_fit(models: "Sequence[TopModel]", lines: int | None) -> "tuple[Sequence[TopModel], str]":
-    """Return the models that fit into some lines, the busiest first if not all do, and a note."""
+    """Return the models that fit into `lines`, the busiest first if not all do, and a note."""
     if lines is None or len(models) <= lines:
         return models, ""
     count = max(1, lines - 1)

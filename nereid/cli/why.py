@@ -108,7 +108,7 @@ def _show(diagnosis: "Diagnosis", contention: "Contention", window_s: float) -> 
             print(f"{name:<10} {format_ms(typical):>10} {format_ms(slow):>12}  {slow - typical:+8.1f} {bar}")
         sizes = " and ".join(format_bytes(round(size)) for size in diagnosis.image_bytes)
         waits = " and ".join(format_ms(wait) for wait in diagnosis.core_wait_ms)
-        print(f"image size {sizes}; wait of the models for a core {waits}")
+        print(f"image size {sizes}; models waited {waits} for a core")
         if diagnosis.slow_variant:
             print(f"nearly all of the slowest requests were served by variant '{diagnosis.slow_variant}'")
     print(

@@ -11,11 +11,12 @@ from typing import Any, Self, TypeAlias, Unpack
 
 import numpy as np
 
+from nereid.client import transport
 from nereid.client.base_client import BaseClient, ResultOrError
 from nereid.client.images import ImageLike
 from nereid.client.request import ProtocolName, RequestOptions
 from nereid.client.result_kind import Result
-from nereid.client.transport import AsyncConnection, BlockingConnection, Headers, run
+from nereid.client.transport import AsyncConnection, BlockingConnection, Headers
 
 ImageStream: TypeAlias = Iterable[ImageLike] | AsyncIterable[ImageLike]
 
@@ -47,11 +48,11 @@ class ModelClient(BaseClient[Result]):
 
     def infer(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Result:
         """Return the result of one image; `Classifier.classify` has the arguments and errors."""
-        return run(self._result(image, options))
+        return transport.run(self._result(image, options))
 
     def arrays(self, image: ImageLike, **options: Unpack[RequestOptions]) -> dict[str, np.ndarray]:
         """Return the outputs for one image as the model returns them, each [1, …], by name."""
-        return run(self._arrays(image, options))
+        return transport.run(self._arrays(image, options))
 
     def infer_many(
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[RequestOptions]
@@ -88,7 +89,7 @@ class ModelClient(BaseClient[Result]):
     def _infer_batch(
         self, images: list[ImageLike], position: int, options: RequestOptions
     ) -> list[ResultOrError[Result]]:
-        return run(self._batch_outcomes(images, position, options))
+        return transport.run(self._batch_outcomes(images, position, options))
 
     def _pool_of_this_process(self) -> ThreadPoolExecutor:
         if os.getpid() != self._owner:  # a forked process does not inherit its parent's threads

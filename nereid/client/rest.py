@@ -223,7 +223,10 @@ class RestClient(RestMethods):
 
     def _lock_of_this_process(self) -> threading.Lock:
         if os.getpid() != self._owner:  # a forked process shares its parent's sockets
-            self._owner, self._lock, self._idle, self._busy = os.getpid(), threading.Lock(), [], set()
+            self._owner = os.getpid()
+            self._lock = threading.Lock()
+            self._idle = []
+            self._busy = set()
         return self._lock
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from tritonclient.utils import shared_memory
 
 from nereid.base.contract import RESTRICTED_TEXT
+from nereid.client import transport
 from nereid.client.classifier_errors import (
     ClassifierError,
     Overloaded,
@@ -29,7 +30,7 @@ from nereid.client.classifier_errors import (
 )
 from nereid.client.request import MemoryKind, region_tensor
 from nereid.client.retry import Attempts
-from nereid.client.transport import BlockingConnection, Connection, run
+from nereid.client.transport import BlockingConnection, Connection
 
 SHM_FOLDER = Path("/dev/shm")
 # The GPU used for all CUDA regions.
@@ -173,7 +174,10 @@ class SharedMemory:
         if self.refusal and self._clock() < self._retry_at:
             return None
         if os.getpid() != self._owner:  # a forked process leaves the regions to its parent
-            self._owner, self._lock, self._idle, self._retired = os.getpid(), threading.Lock(), [], []
+            self._owner = os.getpid()
+            self._lock = threading.Lock()
+            self._idle = []
+            self._retired = []
         try:
             if self._retired and self._clock() >= self._release_at:
                 self._release_at = self._clock() + RELEASE_RETRY_INTERVAL_S
@@ -209,7 +213,7 @@ class SharedMemory:
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         with suppress(TimedOut, Unreachable):
             while (
-                run(self._release_retired(connection, lambda: CLOSE_TIMEOUT_S))
+                transport.run(self._release_retired(connection, lambda: CLOSE_TIMEOUT_S))
                 and time.monotonic() < deadline
             ):
                 time.sleep(CLOSE_RETRY_INTERVAL_S)

@@ -105,14 +105,14 @@ class UnitLatencies:
         if not key_id:
             return 0
         now_s, means = self._clock(), self._recent(model)
-        each_s, share_s = seconds / cost, seconds / cost / in_flight
+        per_unit_s, share_s = seconds / cost, seconds / cost / in_flight
         mean = means.pop(key_id, None)
-        units = share_s / self._typical_s(key_id, means, mean or _Mean(each_s, share_s, now_s)) * cost
+        units = share_s / self._typical_s(key_id, means, mean or _Mean(per_unit_s, share_s, now_s)) * cost
         if is_answered:
-            mean = mean or _Mean(each_s, share_s, now_s)
-        if mean and (is_answered or each_s > mean.in_flight_s):
+            mean = mean or _Mean(per_unit_s, share_s, now_s)
+        if mean and (is_answered or per_unit_s > mean.in_flight_s):
             weight = seconds / (seconds + AVERAGING_WINDOW_S)
-            mean.in_flight_s += weight * (each_s - mean.in_flight_s)
+            mean.in_flight_s += weight * (per_unit_s - mean.in_flight_s)
             mean.share_s += weight * (share_s - mean.share_s)
         if mean:
             self._keep(key_id, model, means, mean, now_s)
@@ -386,11 +386,11 @@ class Admission:
     def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
-        self._turns = FairQueue(lambda: self._concurrency_limit.limit, clock)
-        self._large = FairQueue(lambda: 1, clock)
+        self._main_queue = FairQueue(lambda: self._concurrency_limit.limit, clock)
+        self._large_queue = FairQueue(lambda: 1, clock)
         self.unit_latencies = UnitLatencies(clock)
         # By key and model, while they have requests.
-        self._own: dict[tuple[str, str], FairQueue] = {}
+        self._queues_by_key: dict[tuple[str, str], FairQueue] = {}
 
     @property
     def limit(self) -> int:
@@ -400,12 +400,13 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """The number of requests in flight."""
-        return self._turns.in_use
+        return self._main_queue.in_use
 
     @property
     def waiting(self) -> int:
         """The number of requests in the queue."""
-        return sum(queue.waiting for queue in (self._turns, self._large, *self._own.values()))
+        queues = (self._main_queue, self._large_queue, *self._queues_by_key.values())
+        return sum(queue.waiting for queue in queues)
 
     def check(self, remaining_s: float, key_id: str = "") -> None:
         """Reject a request that would wait too long or miss its deadline; does not take a slot.
@@ -417,16 +418,18 @@ class Admission:
         Raises:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
-        waiting = self._turns.waiting_before(key_id)
+        waiting = self._main_queue.waiting_before(key_id)
         if key_id:
-            waiting += sum(turns.waiting for (name, _), turns in self._own.items() if name == key_id)
+            waiting += sum(
+                queue.waiting for (name, _), queue in self._queues_by_key.items() if name == key_id
+            )
         if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
             )
         needed_s = self._needed_s(1, waiting)
         # Always admit one request, so that a wrong estimate gets corrected.
-        if self._turns.in_use and needed_s > remaining_s:
+        if self._main_queue.in_use and needed_s > remaining_s:
             raise Failure(
                 "overloaded",
                 f"a response takes about {needed_s:.2g} s now, but only {remaining_s:.2g} s are left",
@@ -452,15 +455,15 @@ class Admission:
             is_large = max(costs) >= LARGE_COST
             # Large images wait for each other; while their key's cost is unknown, also for its small ones.
             if key_id and (not is_large or not self.unit_latencies.expected_s(key_id, model)):
-                turns = self._own_turns(key_id, model)
+                queue = self._queue_of(key_id, model)
                 if is_large:
-                    self._check_large(turns.waiting)
-                await slot.wait(turns, "", remaining_s)
+                    self._check_large(queue.waiting)
+                await slot.wait(queue, "", remaining_s)
             if is_large or (key_id and self.unit_latencies.is_costly(key_id, model)):
-                self._check_large(self._large.waiting_of(key_id))
+                self._check_large(self._large_queue.waiting_of(key_id))
                 slot.is_large = True
-                await slot.wait(self._large, key_id, max(0.0, deadline - self._clock()))
-            await slot.wait(self._turns, key_id, max(0.0, deadline - self._clock()))
+                await slot.wait(self._large_queue, key_id, max(0.0, deadline - self._clock()))
+            await slot.wait(self._main_queue, key_id, max(0.0, deadline - self._clock()))
         except BaseException as error:
             slot.release()
             if not isinstance(error, TimeoutError):
@@ -478,21 +481,21 @@ class Admission:
                 self.retry_after_s(),
             )
 
-    def _own_turns(self, key_id: str, model: str) -> FairQueue:
-        if (key_id, model) not in self._own:
+    def _queue_of(self, key_id: str, model: str) -> FairQueue:
+        if (key_id, model) not in self._queues_by_key:
             limit = partial(self.unit_latencies.max_in_flight_of, key_id, model)
-            self._own[key_id, model] = FairQueue(limit, self._clock)
-        return self._own[key_id, model]
+            self._queues_by_key[key_id, model] = FairQueue(limit, self._clock)
+        return self._queues_by_key[key_id, model]
 
     def forget(self, key_id: str, model: str) -> None:
         """Forget the queue of a key and model that have no requests."""
-        turns = self._own.get((key_id, model))
-        if turns and not turns.in_use and not turns.waiting:
-            del self._own[key_id, model]
+        queue = self._queues_by_key.get((key_id, model))
+        if queue and not queue.in_use and not queue.waiting:
+            del self._queues_by_key[key_id, model]
 
     def retry_after_s(self) -> float:
         """Return the estimated time to finish all requests in flight and in the queue, at the recent rate."""
-        return min(MAX_RETRY_AFTER_S, self._needed_s(self._turns.in_use / self.limit, self.waiting))
+        return min(MAX_RETRY_AFTER_S, self._needed_s(self._main_queue.in_use / self.limit, self.waiting))
 
     def _needed_s(self, round_trips: float, waiting: int) -> float:
         """Return how long a queue and a number of additional round trips take."""
@@ -507,19 +510,22 @@ class Slot:
     """
 
     def __init__(self, admission: Admission, key_id: str, model: str, cost: int) -> None:
-        self._admission, self._key_id, self._model, self._cost = admission, key_id, model, cost
+        self._admission = admission
+        self._key_id = key_id
+        self._model = model
+        self._cost = cost
         self._started_at, self._in_flight = inf, 1
-        self._turns: list[tuple[FairQueue, str]] = []
+        self._acquired: list[tuple[FairQueue, str]] = []
         self.is_large = False
 
-    async def wait(self, turns: FairQueue, key_id: str, remaining_s: float) -> None:
+    async def wait(self, queue: FairQueue, key_id: str, remaining_s: float) -> None:
         """Wait for a turn, which the slot then holds."""
-        await turns.acquire(key_id, remaining_s)
-        self._turns.append((turns, key_id))
+        await queue.acquire(key_id, remaining_s)
+        self._acquired.append((queue, key_id))
 
     def begin(self) -> None:
         """Mark the request as in flight from now on."""
-        self._started_at, self._in_flight = self._admission._clock(), self._admission._turns.in_use
+        self._started_at, self._in_flight = self._admission._clock(), self._admission._main_queue.in_use
 
     def measure(self, is_answered: bool) -> int:
         """Record the request's time in flight and return the units it cost beyond those it declared."""
@@ -533,7 +539,9 @@ class Slot:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
         admission, now_s = self._admission, self._admission._clock()
         if not self.is_large and self._cost == 1:
-            admission._concurrency_limit.sample(now_s - self._started_at, admission._turns.in_use - 1, now_s)
+            admission._concurrency_limit.sample(
+                now_s - self._started_at, admission._main_queue.in_use - 1, now_s
+            )
         self.release()
 
     def release_rejected(self) -> None:
@@ -543,9 +551,9 @@ class Slot:
 
     def release(self) -> None:
         """Release the slot without recording a sample, even if it is still waiting."""
-        while self._turns:
-            turns, key_id = self._turns.pop()
-            turns.release(key_id, self._in_flight_s())
+        while self._acquired:
+            queue, key_id = self._acquired.pop()
+            queue.release(key_id, self._in_flight_s())
         if self._key_id:
             self._admission.forget(self._key_id, self._model)
 
@@ -559,11 +567,13 @@ class Slot:
         """
         admission, spent_s = self._admission, self._in_flight_s()
         unit_latencies = admission.unit_latencies
-        each_s = max(admission._concurrency_limit.rtt_s, unit_latencies.expected_s(self._key_id, self._model))
-        rest_s = each_s * self._cost * (LARGE_MARGIN if self.is_large else 1) - spent_s
+        per_unit_s = max(
+            admission._concurrency_limit.rtt_s, unit_latencies.expected_s(self._key_id, self._model)
+        )
+        remaining_s = per_unit_s * self._cost * (LARGE_MARGIN if self.is_large else 1) - spent_s
         if self.is_large or unit_latencies.max_in_flight_of(self._key_id, self._model) < sys.maxsize:
-            rest_s = max(rest_s, ASSUMED_REMAINING_S - spent_s, spent_s)
-        return max(0.0, min(rest_s, MAX_LATE_HOLD_S))
+            remaining_s = max(remaining_s, ASSUMED_REMAINING_S - spent_s, spent_s)
+        return max(0.0, min(remaining_s, MAX_LATE_HOLD_S))
 
     def _in_flight_s(self) -> float:
         return max(0.0, self._admission._clock() - self._started_at)

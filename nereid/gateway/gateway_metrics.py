@@ -110,9 +110,9 @@ class Metrics:
             count = self._count[labels] = counter.labels(endpoint, model, variant, outcome).inc
         count()
         for stage, seconds in stages_s.items():
-            of_stage = endpoint, model, variant, stage, outcome
-            if (observe := self._observe.get(of_stage)) is None:
-                observe = self._observe[of_stage] = self._stages.labels(*of_stage).observe
+            stage_labels = endpoint, model, variant, stage, outcome
+            if (observe := self._observe.get(stage_labels)) is None:
+                observe = self._observe[stage_labels] = self._stages.labels(*stage_labels).observe
             observe(seconds)
 
     def count_feedback(self, model: str, variant: str, is_correct: bool) -> None:
@@ -235,10 +235,10 @@ class RecentLoad:
         length_s = max(1, min(WINDOW_S, now - min(window.began for window in windows)))
         outcomes = _sum(entry.outcomes for entry in entries.values())
         names = sorted({name for entry in entries.values() for name in entry.latencies})
-        of_variant = {
+        counts_by_variant = {
             name: _sum(entry.latencies.get(name, {}) for entry in entries.values()) for name in names
         }
-        answered = sum(counts.total() for counts in of_variant.values())
+        answered = sum(counts.total() for counts in counts_by_variant.values())
         variants = [
             VariantLive(
                 name,
@@ -247,7 +247,7 @@ class RecentLoad:
                 _quantile_ms(counts, 0.5),
                 _quantile_ms(counts, 0.99),
             )
-            for name, counts in of_variant.items()
+            for name, counts in counts_by_variant.items()
         ]
         seconds = range(now - length_s, now)
         history = [_second(now, entries.get(second, SecondCounts(second))) for second in seconds]
@@ -257,7 +257,7 @@ class RecentLoad:
 
 
 def _by_second(windows: Iterable[LoadWindow], seconds: range) -> dict[int, SecondCounts]:
-    """Sum the counts of all workers in some seconds; other workers' reports may be a few seconds old."""
+    """Sum the counts of all workers for these seconds; other workers' reports may be a few seconds old."""
     totals: dict[int, SecondCounts] = {}
     for entry in (entry for window in windows for entry in window.seconds if entry.second in seconds):
         total = totals.setdefault(entry.second, SecondCounts(entry.second))

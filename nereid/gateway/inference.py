@@ -123,7 +123,9 @@ async def run_tensors(
         if described.status != HTTPStatus.OK:
             raise from_triton(described)
         check_classification(json.loads(described.body), checked.classified)
-    response: HttpResponse = await run(gateway, request, TensorInference(f"{path}/infer", headers, checked))
+    response: HttpResponse = await run_inference(
+        gateway, request, TensorInference(f"{path}/infer", headers, checked)
+    )
     return response
 
 
@@ -270,7 +272,7 @@ class ImageInference:
         return failure
 
 
-async def run(
+async def run_inference(
     gateway: "Gateway", request: "GatewayRequest", inference: "TensorInference | ImageInference"
 ) -> Any:
     """Run an inference within its time limit and the limits of its key and the server; return its result.
@@ -322,7 +324,7 @@ async def _admit_and_send(
     trace = [(b"traceparent", str(span).encode())] if spans.is_forwarded else []
     result = None
     try:
-        result = await send(gateway.models.triton, inference, request.remaining_s, trace)
+        result = await send_inference(gateway.models.triton, inference, request.remaining_s, trace)
     except (TimeoutError, asyncio.CancelledError) as error:
         _release_later(slot)
         if isinstance(error, TimeoutError):
@@ -347,11 +349,11 @@ async def _admit_and_send(
 
 
 def _release_later(slot: "Slot") -> None:
-    """Release the slot of a late request when the server has probably computed it."""
+    """Release the slot of a late request once the server has probably finished it."""
     asyncio.get_running_loop().call_later(slot.abandoned_work_s(), slot.release)
 
 
-async def send(
+async def send_inference(
     triton: HttpConnectionPool,
     inference: "TensorInference | ImageInference",
     get_remaining_s: Callable[[], float],

@@ -37,7 +37,7 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     except PreviewRefused as error:
         raise Failure("invalid_image", str(error)) from None
     if png is None:
-        raise Failure("not_found", f"this gateway does not know the preprocessing of '{request.model.name}'")
+        raise Failure("not_found", f"no preview for '{request.model.name}': its preprocessing is unknown")
     return GatewayResponse(png, b"image/png", headers=[(b"cache-control", b"no-store")])
 
 

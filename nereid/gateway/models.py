@@ -19,7 +19,7 @@ from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.retry import RetryBudget
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import RecentLoad
-from nereid.gateway.inference import ImageInference, send, send_to_triton
+from nereid.gateway.inference import ImageInference, send_inference, send_to_triton
 from nereid.gateway.readiness import ReadinessProbe
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
@@ -191,7 +191,7 @@ class Models:
     """All models of one gateway; the gateway connects to a model when a request first names it.
 
     Args:
-        default: name of the model that answers requests that name none, if it has their task.
+        default: name of the model for requests that do not name one, if it has their task.
         source: names, outputs and routes of the models.
         triton: the connections to the server.
     """
@@ -199,7 +199,7 @@ class Models:
     def __init__(self, default: str, source: ModelSource, triton: HttpConnectionPool) -> None:
         self.source, self.triton = source, triton
         self.known: dict[str, OfferedModel] = {}
-        # By the name of a task: the first model that does it, and its own task then.
+        # By task name: the first model that can perform it, and that model's own task when it was found.
         self._first: dict[str, tuple[OfferedModel, Task | None]] = {}
         self.default = self._add(default)
 
@@ -267,7 +267,7 @@ class Models:
             headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
             inference = ImageInference(model, task.entry_point("result"), image, None, 1, headers, name)
             async with asyncio.timeout(timeout_s):
-                await send(self.triton, inference, lambda: deadline - time.monotonic())
+                await send_inference(self.triton, inference, lambda: deadline - time.monotonic())
 
         route = self.source.route(name)
         view = RouteView(route) if route else None

@@ -1,4 +1,4 @@
-"""Tables in memory that a gateway's workers share, and the one of its latest predictions."""
+"""In-memory tables shared by a gateway's workers, and the table of the latest predictions."""
 
 import fcntl
 import mmap

@@ -12,7 +12,7 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.gateway.failures import Code, invalid_request, malformed_response
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
 from nereid.gateway.http.upload import FORM, JSON, ImageBody, cancel_on_disconnect
-from nereid.gateway.inference import ImageInference, run
+from nereid.gateway.inference import ImageInference, run_inference
 from nereid.gateway.keys import Need
 from nereid.tasks.task import Task
 from nereid.vision.imaging.formats.image_header import estimate_header_cost, read_header
@@ -205,7 +205,7 @@ def _handler(task: Task, endpoint: Endpoint) -> Handler:
             convert=lambda result: values(result, query_parameters),
         )
         with cancel_on_disconnect(request):
-            result = await run(gateway, request, inference)
+            result = await run_inference(gateway, request, inference)
         request.variant = inference.variant
         if endpoint.on_result:
             endpoint.on_result(gateway, request, result)

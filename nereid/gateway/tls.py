@@ -13,7 +13,7 @@ from nereid.gateway.http.bounded_protocol import HEAD_TIMEOUT_S, peer_of
 from nereid.gateway.settings import ListenOptions
 
 BACKLOG = 1024
-# Maximum unfinished handshakes per address and in total. Beyond that, the address with most loses its oldest.
+# Maximum unfinished handshakes per address and in total. Beyond that, the one with the most loses its oldest.
 MAX_OF_PEER, MAX_HANDSHAKES = 64, 1024
 # Connections accepted per event loop iteration; seconds before retrying when no file descriptor is left.
 MAX_ACCEPTED, FULL_PAUSE_S = 64, 1.0
@@ -72,10 +72,10 @@ class TlsListener:
             self._protocol, connection, ssl=self._context, ssl_handshake_timeout=HEAD_TIMEOUT_S
         )
         task: asyncio.Task[object] = self._loop.create_task(shaking)
-        of_peer = self._handshakes.setdefault(peer, {})
-        of_peer[task] = None
+        peer_handshakes = self._handshakes.setdefault(peer, {})
+        peer_handshakes[task] = None
         task.add_done_callback(partial(self._end, connection, peer))
-        if len(of_peer) > MAX_OF_PEER or sum(map(len, self._handshakes.values())) > MAX_HANDSHAKES:
+        if len(peer_handshakes) > MAX_OF_PEER or sum(map(len, self._handshakes.values())) > MAX_HANDSHAKES:
             most = max(self._handshakes.values(), key=len)
             # Stop counting it; otherwise all connections of one loop iteration would cancel the same task.
             oldest = next(iter(most))
@@ -83,9 +83,9 @@ class TlsListener:
             oldest.cancel()
 
     def _end(self, connection: socket.socket, peer: str, task: "asyncio.Task[object]") -> None:
-        of_peer = self._handshakes.get(peer, {})
-        of_peer.pop(task, None)
-        if not of_peer:
+        peer_handshakes = self._handshakes.get(peer, {})
+        peer_handshakes.pop(task, None)
+        if not peer_handshakes:
             self._handshakes.pop(peer, None)
         if task.cancelled() or task.exception():  # also marks the client's error as retrieved
             connection.close()

@@ -115,7 +115,10 @@ class WorkerPool:
     def __init__(
         self, count: int, worker_main: WorkerMain, log: Callable[[str], None], forget: Callable[[int], None]
     ) -> None:
-        self._count, self._worker_main, self._log, self._forget = count, worker_main, log, forget
+        self._count = count
+        self._worker_main = worker_main
+        self._log = log
+        self._forget = forget
         self._number_by_pid: dict[int, int] = {}
         self._back_offs = [BackOff() for _ in range(count)]
         self._ready_reader, self._ready_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -11,8 +11,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from nereid.backends.routing import route_file
 from nereid.backends.routing.assignment import Route, parse_route, shares
-from nereid.backends.routing.route_file import path_of, read
+from nereid.backends.routing.route_file import path_of
 from nereid.base.config.instance_bounds import BOUNDS
 from nereid.base.config.model_config import ModelConfig, read_config, with_instances
 from nereid.base.errors import InvalidConfig
@@ -81,14 +82,14 @@ def plan_instances(
     routes = {name: _route(repository / name, document) for name, document in served.items()}
     model_shares = traffic_shares(served, {name: route for name, route in routes.items() if route})
     is_open = [name for name, document in served.items() if _is_open(repository / name, document, backends)]
-    of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
+    open_routes = [name for name in is_open if served[name].get("backend") == ROUTE]
     plan = allocate_instances(
-        {name: model_shares[name] for name in is_open if name not in of_route},
+        {name: model_shares[name] for name in is_open if name not in open_routes},
         machine,
         {name: _instance_bytes(document) for name, document in served.items()},
     )
     if (instances := machine.cores // CORES_PER_ROUTE) > 1:
-        plan = replace(plan, counts={**plan.counts, **dict.fromkeys(of_route, instances)})
+        plan = replace(plan, counts={**plan.counts, **dict.fromkeys(open_routes, instances)})
     return plan
 
 
@@ -107,8 +108,8 @@ def traffic_shares(documents: Documents, routes: Mapping[str, Route]) -> dict[st
         if name not in fractions or name in above:
             return
         fractions[name] += share
-        for part, of_it in parts[name].items():
-            add(part, share * of_it, above | {name})
+        for part, fraction in parts[name].items():
+            add(part, share * fraction, above | {name})
 
     for name in outer:
         add(name, 1 / len(outer), frozenset())
@@ -185,5 +186,5 @@ def _route(folder: Path, document: Mapping[str, Any]) -> Route | None:
     if document.get("backend") != ROUTE:
         return None
     with contextlib.suppress(InvalidConfig, OSError):
-        return parse_route(read(path_of(ModelConfig.from_document(document, folder, 1)))[0])
+        return parse_route(route_file.read(path_of(ModelConfig.from_document(document, folder, 1)))[0])
     return None

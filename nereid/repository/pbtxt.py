@@ -111,7 +111,10 @@ def _edit_message(text: str, current: Any, target: Any) -> tuple[str, list[str]]
     commented = {
         entry.name for entry in entries if any(token[0] == "#" for token in TOKEN.findall(entry.text))
     }
-    pieces, end, written, counts = list[str](), 0, set[tuple[str, str]](), Counter[str]()
+    pieces = list[str]()
+    end = 0
+    written = set[tuple[str, str]]()
+    counts = Counter[str]()
     for entry in entries:
         new, fields = entry.text, {(entry.name, key) for key in entry.keys}
         if entry.name and not _is_equal(entry, current, target):

@@ -192,8 +192,8 @@ def served_steps(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the models and versions to which a model sends requests; those in its own process are not."""
     backend = document.get("backend", "")
     task = TASK_BY_BACKEND.get(backend)
-    of_task = task.backend if task else None
-    location = parameters_of(document).get("networks", of_task.networks if of_task else "")
+    task_backend = task.backend if task else None
+    location = parameters_of(document).get("networks", task_backend.networks if task_backend else "")
     return [] if backend in PARTS_BY_BACKEND and location != AS_MODELS else steps_of(document)
 
 

@@ -83,9 +83,9 @@ class Decision:
 
 
 class InstanceAutoscaler:
-    """Decides for one model: adds an instance soon after requests wait, removes one after a long idle time.
+    """Decides for one model: adds an instance once requests keep waiting, removes one after a long idle time.
 
-    `blocked` says why no instance is added although requests wait; empty otherwise.
+    `blocked` says why no instance is added although requests are waiting; empty otherwise.
     """
 
     def __init__(self, bounds: InstanceBounds) -> None:
@@ -149,7 +149,7 @@ class InstanceAutoscaler:
 
 
 def _full_processor(samples: list[LoadSample]) -> str:
-    """Return why another instance would find no free processor; empty if it would find one."""
+    """Return why no processor is free for another instance; empty if one is."""
     cpu_wait = fmean(sample.cpu_wait for sample in samples)
     if cpu_wait >= CPU_FULL:
         return f"its processes wait for a core {cpu_wait:.0%} of the time"
@@ -184,7 +184,7 @@ class ModelLoad:
 
 
 def read_loads(page: MetricSamples, increase: MetricSamples, seconds: float) -> dict[str, ModelLoad]:
-    """Return the load of each loaded model, from Triton's page and its increase over some seconds."""
+    """Return the load of each loaded model, from Triton's metrics page and its increase over `seconds`."""
 
     def increase_of(name: str) -> dict[tuple[str, ...], float]:
         return increase.sums(f"nv_inference_{name}", "model", "version")
@@ -254,10 +254,10 @@ class CpuWait:
 
 @dataclass(slots=True)
 class _ScaledModel:
-    decider: InstanceAutoscaler
+    autoscaler: InstanceAutoscaler
     cpu: CpuWait = field(default_factory=CpuWait)
     served_instances: Instances = NOT_LOADED
-    number_read_at: float = float("-inf")
+    count_read_at: float = float("-inf")
     instance_bytes: float = 0.0
     memory_read_at: float = float("-inf")
     blocked: str = ""
@@ -317,9 +317,9 @@ class InstanceController:
         loads = read_loads(self._page, self._page - (before or self._page), seconds)
         gpu = read_gpu(self._page)
         for name, model in self._models.items():
-            model.decider.bounds = bounds[name]
+            model.autoscaler.bounds = bounds[name]
             sample = self._sample(name, model, loads.get(name), gpu)
-            if sample and (decision := model.decider.decide(sample)):
+            if sample and (decision := model.autoscaler.decide(sample)):
                 self._carry_out(name, model, decision)
             self._log_blocked_once(name, model)
         self._health.record_instances(
@@ -332,8 +332,8 @@ class InstanceController:
     ) -> LoadSample | None:
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
-        if now_s - model.number_read_at >= COUNT_INTERVAL_S:
-            model.served_instances, model.number_read_at = self._model_control.instances(name), now_s
+        if now_s - model.count_read_at >= COUNT_INTERVAL_S:
+            model.served_instances, model.count_read_at = self._model_control.instances(name), now_s
         if now_s - model.memory_read_at >= MEMORY_INTERVAL_S and model.served_instances.count:
             model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served_instances.count
             model.memory_read_at = now_s if model.instance_bytes else float("-inf")
@@ -358,15 +358,15 @@ class InstanceController:
         except Refused as error:
             refusal = str(error)
         ended_at = time.monotonic()
-        model.decider.record_change(ended_at, is_refused=bool(refusal))
+        model.autoscaler.record_change(ended_at, is_refused=bool(refusal))
         model.blocked = ""
-        model.number_read_at = model.memory_read_at = float("-inf")
+        model.count_read_at = model.memory_read_at = float("-inf")
         if refusal:
             self._health.count("instance_change_failures_total", model=name)
         else:
             direction = "up" if decision.count > before else "down"
             self._health.count("instance_changes_total", model=name, direction=direction)
-        text = f"instances of '{name}': {before} → {decision.count} of {model.decider.bounds}"
+        text = f"instances of '{name}': {before} → {decision.count} of {model.autoscaler.bounds}"
         took = (
             f"failed after {ended_at - started_at:.1f} s ({refusal})"
             if refusal
@@ -375,9 +375,9 @@ class InstanceController:
         self._log(f"{text}, {took}: {decision.reason}")
 
     def _log_blocked_once(self, name: str, model: _ScaledModel) -> None:
-        reason = model.decider.blocked
+        reason = model.autoscaler.blocked
         if reason and not model.blocked:
-            number = f"{model.served_instances.count} of {model.decider.bounds}"
+            number = f"{model.served_instances.count} of {model.autoscaler.bounds}"
             self._log(f"instances of '{name}' stay {number}, although requests wait: {reason}")
         model.blocked = reason or model.blocked
 

@@ -158,7 +158,7 @@ class EmbeddedServer:
         self._only_models, self._excluded_models = only_models, excluded_models
         self._completes_configs = True
         self.models: Sequence[str] = ()  # to load at start
-        self.fitted = InstancePlan(Machine.detect(), {}, False)
+        self.instance_plan = InstancePlan(Machine.detect(), {}, False)
         self._fitted_backends: tuple[str, ...] = ()
         # Distinguishes this server's shared memory from other servers'.
         self.id = f"nereid-{secrets.token_hex(8)}"
@@ -199,7 +199,7 @@ class EmbeddedServer:
             health_port=health_port,
             model_control_mode=options.model_control_mode,
             sockets=str(self._sockets or ""),
-            cores=self.fitted.machine.cores if self._fitted_backends else 0,
+            cores=self.instance_plan.machine.cores if self._fitted_backends else 0,
             fitted_backends=self._fitted_backends,
             completes_configs=self._completes_configs,
             **trace_fields(self._run_dir, options.sampling),
@@ -235,7 +235,7 @@ class EmbeddedServer:
                 self.id,
                 self.models,
                 self._sockets,
-                self.fitted.counts,
+                self.instance_plan.counts,
                 self._completes_configs,
                 self._traces,
             ),
@@ -286,9 +286,9 @@ class EmbeddedServer:
         installed = {adapter.parent.name for adapter in triton.adapters}
         self._fitted_backends = tuple(sorted(BACKENDS & installed))
         repository, profile = self.options.repository, self.options.profile
-        plan = plan_instances(repository, profile, self.fitted.machine, self._fitted_backends)
+        plan = plan_instances(repository, profile, self.instance_plan.machine, self._fitted_backends)
         counts = {name: count for name, count in plan.counts.items() if name in self.models}
-        self.fitted = replace(plan, counts=counts)
+        self.instance_plan = replace(plan, counts=counts)
 
     def _start_instances(self) -> None:
         """Start the chosen numbers of instances; Triton itself has started those in the configs.
@@ -305,9 +305,9 @@ class EmbeddedServer:
             if status != http.HTTPStatus.OK:
                 raise self.log.refused_load(name, text.decode(errors="replace"))
 
-        pool = ThreadPoolExecutor(self.fitted.machine.cores)
+        pool = ThreadPoolExecutor(self.instance_plan.machine.cores)
         try:
-            pending = {pool.submit(start, *chosen) for chosen in self.fitted.counts.items()}
+            pending = {pool.submit(start, *chosen) for chosen in self.instance_plan.counts.items()}
             while pending:
                 done, pending = wait(pending, LOAD_POLL_S, FIRST_COMPLETED)
                 for load in done:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nereid.base import prometheus_text
 from nereid.base.errors import WrongUsage
-from nereid.base.prometheus_text import render
 from nereid.base.tracing.collector import METRICS, PREFIX, Collector, RecordFile, TailSampler
 from nereid.base.tracing.records import DEFAULT_SAMPLING, TRACING_BACKEND, Record, Sampling
 from nereid.base.tracing.request_log import request_log_entries
@@ -77,7 +77,7 @@ def collecting(
         traces = TailSampler(file.write, export, log_requests if options.is_logged else None)
         collector = Collector(socket, traces, log)
         stack.enter_context(collector.running())
-        yield lambda: render(collector.samples(), PREFIX, METRICS)
+        yield lambda: prometheus_text.render(collector.samples(), PREFIX, METRICS)
 
 
 def log_requests(records: Sequence[Record], is_kept: bool) -> None:

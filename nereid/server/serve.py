@@ -57,7 +57,7 @@ LAST_REQUESTS_WAIT_S = 1.0
 STACK_TIMEOUT_S = 5.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
 MIN_OPEN_FILES = 256
-# Seconds for the jobs to end.
+# Seconds that background jobs have to stop.
 JOB_STOP_TIMEOUT_S = 2.0
 
 
@@ -69,7 +69,7 @@ def wait_for_orphans(run_root: Path, repository: Path, log: Callable[[str], None
     """
     deadline = time.monotonic() + STOP_TIMEOUT_S
     for pid, folder in run_dir.orphans(run_root, repository):
-        log(f"waiting for the server with pid {pid}, whose supervisor was killed, to end")
+        log(f"waiting for the server with pid {pid} to exit; its supervisor was killed")
         stubs = [stub.process for stub in stub_processes.find(pid, repository)]
         while _runs_yet(pid, folder, stubs) and time.monotonic() < deadline + KILLED_EXIT_TIMEOUT_S:
             if time.monotonic() > deadline:
@@ -231,7 +231,7 @@ class _Service:
         server, failed = self._start()
         with contextlib.ExitStack() as stack:
             stack.push(server)  # already entered
-            _log_threads(self.options, server.fitted)
+            _log_threads(self.options, server.instance_plan)
             if not self.options.is_guarded:
                 log(f"{'note' if self.options.host in LOOPBACK_HOSTS else 'warning'}: {UNGUARDED}")
             ready, reason = self._supervise(server, failed)
@@ -294,11 +294,11 @@ class _Service:
                 status = server.poll()
                 is_signalled = status is None and not watchdog.restart_reason
                 is_crash = is_signalled and server.log.signal not in (0, *STOP_SIGNALS)
-                end = f"ended by itself with status {status}"
+                end = f"exited on its own with status {status}"
                 if is_crash:
                     end = f"crashed with signal {server.log.signal}"
                 elif is_signalled:
-                    end = "received a signal to end"
+                    end = "received a termination signal"
                 reason = watchdog.restart_reason or f"tritonserver {end}"
                 self.health.enter(health_page.RESTARTING, reason)
                 if is_crash:
@@ -368,11 +368,13 @@ def _with_free_ports(options: TritonOptions) -> Ports:
     return Ports(**{name: port or next(free) for name, port in chosen.items()})
 
 
-def _log_threads(options: TritonOptions, fitted: InstancePlan) -> None:
-    if fitted.counts:
-        log(str(fitted))
+def _log_threads(options: TritonOptions, instance_plan: InstancePlan) -> None:
+    if instance_plan.counts:
+        log(str(instance_plan))
     with contextlib.suppress(InvalidConfig):  # Triton's message is better
-        text, fits = describe_threads(thread_budget(options.repository, options.profile, fitted.counts))
+        text, fits = describe_threads(
+            thread_budget(options.repository, options.profile, instance_plan.counts)
+        )
         log(text if fits else f"warning: {text}")
 
 

@@ -43,7 +43,10 @@ TAIL_LINES = 30
 # Time, process and source location before the message.
 LOG_HEAD = re.compile(r"^([IWE]\d{4} [^\]]*\] |\[\w+\] )")
 # Without a limit, a server that is out of descriptors logs 100,000 lines per second.
-PERIOD_S, MAX_REPETITIONS, MAX_MESSAGES, MAX_CHARACTERS = 10.0, 20, 10_000, 300
+PERIOD_S = 10.0
+MAX_REPETITIONS = 20
+MAX_MESSAGES = 10_000
+MAX_CHARACTERS = 300
 
 
 class LineLimit:

@@ -86,7 +86,7 @@ class Task:
         path: path of its REST endpoint.
         repository: the models shipped for this task; None if there are none.
         fix: how to get a model.
-        sample: shipped image on which its models find something; None if any photo will do.
+        sample: shipped image on which its models find something; None if any photo is suitable.
         extends: name of a task that its models can also do; such a task has no command of its own.
         network: what networks added for it return, for help: `scores of classes`; empty if none can be added.
         is_default: whether models that no other task recognises belong to it.

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,8 @@ from PIL import Image
 
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.repository.repository_index import unused_models
-from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
+from tests.networks import serve
 
 TOKEN = "a-token-for-tests"
 # What the two sample photos show, as indices of ImageNet's classes.
@@ -35,14 +34,18 @@ def group_members(leader: int) -> list[int]:
     return members
 
 
+def memory_bytes(leader: int) -> int:
+    """Return the memory of a process group, its shared pages counted once."""
+    pages = (Path(f"/proc/{pid}/smaps_rollup") for pid in group_members(leader))
+    texts = (page.read_text() for page in pages if page.exists())
+    return sum(int(kb) * 1024 for text in texts for kb in re.findall(r"^Pss: +(\d+) kB", text, re.M))
+
+
 def start(tmp_path_factory, profile: str, allow_shm: bool = False) -> EmbeddedServer:
     """Build a server of the repository on free ports, with the models a profile leaves out unless asked."""
-    hidden = sorted(unused_models(REPOSITORY, profile))
-    flags = tuple(f"--load-model={name}" for name in hidden)
-    options = TritonOptions(
-        profile=profile, ports=Ports(*free_ports(3)), token=TOKEN, allow_shm=allow_shm, flags=flags
-    )
-    return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ, log=print)
+    flags = [f"--load-model={name}" for name in sorted(unused_models(REPOSITORY, profile))]
+    run = tmp_path_factory.mktemp(profile)
+    return serve(REPOSITORY, run, *flags, log=print, profile=profile, token=TOKEN, allow_shm=allow_shm)
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +62,8 @@ def both_profiles(tmp_path_factory):
 def text_server(tmp_path_factory):
     """A running server of the text models; it allows shared memory."""
     pytest.importorskip("cv2", reason="opencv is not installed: extra text")
-    options = TritonOptions(TEXT_REPOSITORY, "cpu", ports=Ports(*free_ports(3)), allow_shm=True)
-    with EmbeddedServer(options, tmp_path_factory.mktemp("text"), os.environ, log=print) as running:
+    run = tmp_path_factory.mktemp("text")
+    with serve(TEXT_REPOSITORY, run, log=print, profile="cpu", allow_shm=True) as running:
         yield running
 
 

@@ -1,9 +1,8 @@
 """The main job: the right class for a photo, over both protocols and in both profiles."""
 
-import json
 import re
-import urllib.request
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.http
@@ -82,7 +81,6 @@ def test_model_without_a_route_has_no_variant(server):
 
 
 def test_server_is_the_triton_that_doctor_names(server):
-    with urllib.request.urlopen(f"http://{url(server, 'http')}/v2") as response:
-        version = json.load(response)["version"]
+    version = httpx.get(f"http://{url(server, 'http')}/v2").json()["version"]
 
     assert any(release.startswith(version) for release in TRITON_OF_PYTRITON.values())

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import IO
@@ -20,8 +19,7 @@ from nereid.base.assets import COFFEE
 from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import WATCHDOG_S, wait_until
-
-NEREID = str(Path(sys.executable).with_name("nereid"))
+from tests.supervised import NEREID
 
 
 @pytest.fixture

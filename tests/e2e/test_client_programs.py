@@ -75,10 +75,8 @@ def test_asyncio_program_reports_each_image(root, fused, tmp_path):
 def test_every_program_is_in_the_docs_and_in_a_test(root):
     """A program that no page names, or that no test runs, goes stale."""
     programs = {path.name for path in (root / "clients").iterdir() if path.is_file()}
-    page, tests = (
-        (root / "docs" / "clients.md").read_text(),
-        (root / "tests/e2e" / "test_client_programs.py").read_text(),
-    )
+    page = (root / "docs" / "clients.md").read_text()
+    tests = (root / "tests/e2e" / "test_client_programs.py").read_text()
 
     assert len(programs) >= 6
     assert [name for name in programs if f"clients/{name}" not in page] == []

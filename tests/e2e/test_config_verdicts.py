@@ -1,16 +1,12 @@
 """The verdict of `nereid check` about a config is that of the real server, with good configs as controls."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from nereid.repository.check import check
-from nereid.server.command_line import TritonOptions
-from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.model_control import ModelControl
-from nereid.server.ports import Ports, free_ports
-from tests.networks import ONE_INSTANCE, identity, parameter, store, tensor
+from tests.networks import ONE_INSTANCE, identity, parameter, serve, store, tensor
 
 pytestmark = pytest.mark.nightly(minutes=1)
 KEEP_SERVING = ("--exit-on-error=false", "--strict-readiness=false")
@@ -112,8 +108,7 @@ def verdicts(tmp_path_factory):
     for finding in check(repository):
         if finding.verdict == "fail":
             failures[finding.model].append(finding.found)
-    options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=KEEP_SERVING)
-    with EmbeddedServer(options, run, os.environ) as server:
+    with serve(repository, run, *KEEP_SERVING) as server:
         ready = ModelControl(server.info()).ready_versions()
     return {name: (name in ready, texts) for name, texts in failures.items()}
 

@@ -19,10 +19,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from nereid.base.assets import CHELSEA, REPOSITORY
-from nereid.cli.main import app
+from nereid.gateway import key_changes
 from nereid.server.ports import free_ports
 from tests.deployment import running as run_program
 from tests.monitoring import PROMETHEUS, Query, alerts, asked, gpu_metrics, metrics_of, read, rules
@@ -153,14 +152,8 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     base = tmp_path_factory.mktemp("prometheus")
-
-    def key_of(name: str, *words: str) -> str:
-        command = ["key", "add", name, "--scope", "infer", "--keys", str(base / "keys.json"), *words]
-        made = CliRunner().invoke(app, command)
-        assert made.exit_code == 0, made.stderr
-        return str(made.stdout.strip())
-
-    key, limited = key_of("me"), key_of("limited", "--rate", "0.5")
+    key = key_changes.add(base / "keys.json", "me", ["infer"], None)
+    limited = key_changes.add(base / "keys.json", "limited", ["infer"], 0.5)
     with serving(REPOSITORY, base / "run") as server:
         words = ["--url", f"127.0.0.1:{server.ports['http']}", "--keys", str(base / "keys.json")]
         with gateway(base / "gateway.log", *words, "--require-keys") as (_, address):

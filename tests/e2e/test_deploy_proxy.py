@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import signal
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -55,9 +55,7 @@ class Proxy:
         return f"127.0.0.1:{self.ports[protocol]}"
 
     def servers(self) -> dict[tuple[str, str], dict[str, str]]:
-        address = f"http://{self.url('stats')}/stats;csv"
-        with urllib.request.urlopen(address, timeout=WATCHDOG_S) as answer:
-            page = answer.read().decode().removeprefix("# ")
+        page = httpx.get(f"http://{self.url('stats')}/stats;csv", timeout=WATCHDOG_S).text.removeprefix("# ")
         return {(row["pxname"], row["svname"]): row for row in csv.DictReader(io.StringIO(page))}
 
     def is_up(self, name: str) -> bool:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,12 +10,12 @@ from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
 from nereid.backends.routing.reference_file import path_of, read_reference
-from nereid.base import prometheus_text
 from nereid.base.assets import REPOSITORY
 from nereid.base.prometheus_text import MetricSamples
 from nereid.insight.drift import recording
@@ -136,8 +135,7 @@ class World:
             wait_until(lambda index=index, count=count: self.counted(variant)[index] >= count + len(images))
 
     def counted(self, variant: str) -> tuple[int, int]:
-        page = prometheus_text.fetch(f"127.0.0.1:{self.served.ports['metrics']}", 10)
-        counts = series_counts(MetricSamples.parse(page))
+        counts = series_counts(MetricSamples.parse(self.served.triton_page()))
         version = variant.removeprefix("v")
         model = f"classify_{variant}" if self.served.server_info.profile == "cpu" else "imagenet_preprocess"
         names = (
@@ -170,8 +168,7 @@ def serving_world(base: Path, profile: str) -> Iterator[World]:
     shutil.copytree(REPOSITORY, repository)
     with serving(repository, base / "run", "--profile", profile) as served:
         world = World(served, base)
-        done = world.served.nereid("drift", "baseline", ROUTE, "--images", str(world.store_photos(bad=2)))
-        assert done.returncode == 0, done.stderr
+        done = served.run("drift", "baseline", ROUTE, "--images", str(world.store_photos(bad=2)))
         world.log += done.stderr.splitlines()
         stored = path_of(repository, ROUTE).stat().st_mtime
         wait_until(lambda: time.time() - stored > CLASSES_DELAY_S)  # the route then counts its classes
@@ -208,7 +205,7 @@ def test_undisturbed_photos_raise_nothing(world):
 def test_histograms_of_the_page_are_whole(world):
     """Buckets rise up to the count, and all of them exist, as in a histogram of Prometheus."""
     world.look_at(lambda photo: photo)
-    page = MetricSamples.parse(prometheus_text.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10))
+    page = MetricSamples.parse(world.served.triton_page())
     for signal in SIGNALS - {recording.CLASS}:
         name, by = f"nereid_route_{signal}", ("route", "variant", "version", "model_instance")
         if signal in recording.INPUT_SIGNALS:
@@ -255,19 +252,14 @@ def test_feedback_shows_the_accuracy(world, tmp_path):
         address = f"http://127.0.0.1:{ports['http']}"
         for number in range(4):
             head = {"Content-Type": "image/jpeg", "X-Request-ID": f"photo-{number}"}
-            answer = _post(f"{address}/predict?variant=v1", image, head)
-            label = answer["predictions"][0]["label"] if number else "none of them"
-            body = json.dumps({"request_id": f"photo-{number}", "label": label}).encode()
-            assert _post(f"{address}/v1/feedback", body)["correct"] is bool(number)
+            answer = httpx.post(f"{address}/predict?variant=v1", content=image, headers=head, timeout=30)
+            label = answer.json()["predictions"][0]["label"] if number else "none of them"
+            truth = {"request_id": f"photo-{number}", "label": label}
+            told = httpx.post(f"{address}/v1/feedback", json=truth, timeout=30)
+            assert told.json()["correct"] is bool(number)
 
-        shown = json.loads(world.served.nereid("drift", "show", ROUTE, "--json").stdout)
+        shown = json.loads(world.served.run("drift", "show", ROUTE, "--json").stdout)
 
     (accuracy,) = shown["accuracy"]
     assert (accuracy["variant"], accuracy["answers"], accuracy["correct"]) == ("v1", 4, 3)
     assert 0.3 < accuracy["low"] < 0.75 < accuracy["high"] < 1
-
-
-def _post(address: str, body: bytes, headers: dict[str, str] | None = None) -> dict:
-    request = urllib.request.Request(address, body, headers or {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)

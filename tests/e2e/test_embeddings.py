@@ -1,13 +1,11 @@
 """A network of embeddings on a real server: added, called in every way, published, and shadowed by cosine."""
 
 import json
-import subprocess
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import httpx
 import numpy as np
 import onnx
 import pytest
@@ -15,15 +13,13 @@ import pytest
 from nereid import Embedder
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.contract import EMBEDDING
-from nereid.base.prometheus_text import MetricSamples
 from tests.embedders import DIMS, convolutional, embeddings, small
 from tests.networks import CLIENTS
-from tests.routes import store_adding, wait_until
+from tests.routes import WATCHDOG_S, store_adding, wait_until
 from tests.supervised import Served, gateway_of, image_input, serving
 
 pytestmark = pytest.mark.slow
 PHOTOS = small(COFFEE), small(CHELSEA)
-SHADOW = "nereid_route_shadow_"
 PUBLISH = "--max-slowdown", "1000"  # the machine that tests is busy
 
 
@@ -38,19 +34,8 @@ class Faces:
     def files(self) -> list[str]:
         return [str(self.folder / f"{name}.png") for name in ("coffee", "chelsea")]
 
-    def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        done = self.served.nereid(*words)
-        assert done.returncode == 0, done.stderr
-        return done
-
     def shadow(self, name: str, **labels: str) -> float:
-        page = MetricSamples.parse(self.served.triton_page())
-        return page.total(f"{SHADOW}{name}", {"route": "faces", **labels})
-
-    def set_route(self, **changes: Any) -> None:
-        document = json.loads((self.served.repository / "faces.route.json").read_text()) | changes
-        (self.folder / "route.json").write_text(json.dumps(document))
-        self.nereid("route", "set", "--file", str(self.folder / "route.json"), "--model", "faces")
+        return self.served.triton_metric(f"nereid_route_shadow_{name}", route="faces", **labels)
 
 
 @pytest.fixture(scope="module", params=["cpu", "ensemble"])
@@ -61,13 +46,10 @@ def faces(request, tmp_path_factory) -> Iterator[Faces]:
     for name, photo in zip(("coffee", "chelsea"), PHOTOS, strict=True):
         (folder / f"{name}.png").write_bytes(photo)
     with serving(folder / "models", folder / "run", "--profile", request.param) as served:
-        setup = Faces(served, folder)
-        how = "--preprocess", "resize=exact", "--preprocess", f"scale={1 / 255}"
-        done = setup.nereid(
-            "add", str(folder / "faces.onnx"), "--name", "faces", "--task", "embed", *how, "--yes"
-        )
+        how = "--task", "embed", "--preprocess", "resize=exact", "--preprocess", f"scale={1 / 255}"
+        done = served.run("add", str(folder / "faces.onnx"), "--name", "faces", *how, "--yes")
         assert f"{DIMS} dimensions, length 1" in done.stderr
-        yield setup
+        yield Faces(served, folder)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -89,10 +71,11 @@ def test_every_client_gets_the_vectors_of_the_network(faces, protocol):
 
 
 def test_command_prints_dims_and_all_numbers(faces):
-    table = faces.nereid("embed", *faces.files, "--model", "faces").stdout
-    results = json.loads(faces.nereid("embed", *faces.files, "--model", "faces", "--json").stdout)
-    lines = faces.nereid("embed", *faces.files, "--model", "faces", "--jsonl").stdout.splitlines()
-    rows = faces.nereid("embed", *faces.files, "--model", "faces", "--csv").stdout.splitlines()
+    words = "embed", *faces.files, "--model", "faces"
+    table = faces.served.run(*words).stdout
+    results = json.loads(faces.served.run(*words, "--json").stdout)
+    lines = faces.served.run(*words, "--jsonl").stdout.splitlines()
+    rows = faces.served.run(*words, "--csv").stdout.splitlines()
 
     expected = embeddings(convolutional(), *PHOTOS)
     np.testing.assert_allclose([result["vector"] for result in results], expected, atol=1e-5)
@@ -107,14 +90,12 @@ def test_command_prints_dims_and_all_numbers(faces):
 
 def test_gateway_answers_with_the_embedding(faces, tmp_path):
     with gateway_of(faces.served, tmp_path / "log", "--model", "faces") as ports:
-        answers = []
-        for path in ("/v1/embed", "/v1/models/faces/embed"):
-            address = f"http://127.0.0.1:{ports['http']}{path}"
-            request = urllib.request.Request(address, PHOTOS[0], {"Content-Type": "image/png"})
-            with urllib.request.urlopen(request) as response:
-                answers.append(json.loads(response.read()))
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/v1/models") as response:
-            models = json.loads(response.read())
+        address, png = f"http://127.0.0.1:{ports['http']}", {"Content-Type": "image/png"}
+        answers = [
+            httpx.post(f"{address}{path}", content=PHOTOS[0], headers=png, timeout=WATCHDOG_S).json()
+            for path in ("/v1/embed", "/v1/models/faces/embed")
+        ]
+        models = httpx.get(f"{address}/v1/models", timeout=WATCHDOG_S).json()
 
     expected = embeddings(convolutional(), PHOTOS[0])[0]
     for answer in answers:
@@ -130,11 +111,14 @@ def test_next_version_is_refused_or_shadowed_by_its_cosine(faces):
         onnx.save(made, faces.folder / f"{name}.onnx")
 
     refused = faces.served.nereid("publish", "faces", str(faces.folder / "far.onnx"), *PUBLISH)
-    faces.nereid("publish", "faces", str(faces.folder / "near.onnx"), *PUBLISH)
+    faces.served.run("publish", "faces", str(faces.folder / "near.onnx"), *PUBLISH)
     document = json.loads((faces.served.repository / "faces.route.json").read_text())
     (model,) = (variant["model"] for variant in document["variants"] if variant["name"] == "v2")
     shadow = {"name": "next", "model": model, "version": 1, "percent": 100}
-    faces.set_route(shadows=[shadow], shadow_max_in_flight=16)
+    (route := faces.folder / "route.json").write_text(
+        json.dumps(document | {"shadows": [shadow], "shadow_max_in_flight": 16})
+    )
+    faces.served.run("route", "set", "--file", str(route), "--model", "faces")
     address = f"127.0.0.1:{faces.served.ports['grpc']}"
     with Embedder(address, model="faces") as embedder:
         answers = [embedder.embed(PHOTOS[0]) for _ in range(5)]

@@ -1,7 +1,6 @@
 """The same fault by REST, v2 over HTTP and v2 over gRPC has the same code, blame, retry and effects."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from tritonclient.grpc import service_pb2 as v2
 
 from nereid.base import contract
 from nereid.base.assets import COFFEE
+from nereid.base.prometheus_text import MetricSamples
 from nereid.gateway import key_changes
 from nereid.gateway.admission import MIN_LIMIT
 from nereid.gateway.failures import STATUS_BY_CODE
@@ -31,8 +31,6 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 GRPC = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 GRPC |= {413: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}
 GRPC[504] = "DEADLINE_EXCEEDED"
-COUNT = re.compile(r'^nereid_gateway_requests_total\{endpoint="(?!/metrics).*outcome="(\w+)".* (\S+)$', re.M)
-
 
 Edit = Callable[[dict[str, Any], list[bytes]], object]
 
@@ -100,10 +98,10 @@ class Front:
 
     def page(self) -> tuple[Counter[str], float]:
         text = self._http.get("/metrics", headers={"x-api-key": self._keys["infer"]}).text
-        outcomes = Counter[str]()
-        for outcome, count in COUNT.findall(text):
-            outcomes[outcome] += int(float(count))
-        return outcomes, float(re.search(r"^nereid_gateway_limit (\S+)$", text, re.M)[1])
+        page, others = MetricSamples.parse(text), {"endpoint": "/metrics"}
+        counts = page.sums("nereid_gateway_requests_total", "outcome", excluding=others)
+        outcomes = Counter({outcome: int(count) for (outcome,), count in counts.items()})
+        return outcomes, page.total("nereid_gateway_limit")
 
 
 def _set(message: Any, document: dict[str, Any]) -> None:

@@ -37,11 +37,6 @@ def outcome(served: Served) -> str:
     return "right" if answer.tolist() == [[1, 1], [1, 1]] else f"wrong: {answer}"
 
 
-def triton_metric(served: Served, beginning: str) -> float:
-    lines = served.triton_page().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginning))
-
-
 def test_instance_with_a_broken_device_is_replaced(served):
     before = {stub.process for stub in served.stubs("fragile")}
 
@@ -63,4 +58,4 @@ def test_instance_with_a_broken_device_is_replaced(served):
     assert infer(served, 2, 2).shape == (2, 2)
     wait_until(lambda: not before & {stub.process for stub in served.stubs("fragile")}, "new processes")
     assert "supervisor: model 'fragile' version 1 had a failed device" in served.log
-    assert triton_metric(served, 'nereid_onnxruntime_device_failures_total{model="fragile"') == 1
+    assert served.triton_metric("nereid_onnxruntime_device_failures_total", model="fragile") == 1

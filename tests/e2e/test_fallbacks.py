@@ -1,6 +1,5 @@
 """Fallbacks of a route whose default variant fails under load, on the real server."""
 
-import json
 import os
 import signal
 import time
@@ -8,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from nereid.base.prometheus_text import MetricSamples
 from nereid.server.model_control import ModelControl
 from tests.routes import document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_eyes
@@ -25,7 +23,6 @@ def served(tmp_path_factory) -> Iterator[Served]:
     repository = base / "repository"
     store_eyes(repository, "eyes", 10, sleep_s=0.01, instances=1)
     store_eyes(repository, "spare", 20, sleep_s=0.01)
-    store_router(repository, "look", config=IMAGE_TO_SCORES)
     route = document(
         # A process that hangs is killed after about ten seconds, and deadlines count from the arrival.
         variant("only", "eyes", 1, deadline_ms=30_000),
@@ -33,7 +30,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
         fallbacks=["spare"],
         answer={"scores": ANSWER},
     )
-    (repository / "look.route.json").write_text(json.dumps(route))
+    store_router(repository, "look", route, config=IMAGE_TO_SCORES)
     with serving(repository, base / "run") as running:
         wait_until(running.is_ready, "ready")
         wait_until(lambda: running.metric("probes_total", model="look") > 1, "probes")
@@ -41,7 +38,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 
 def counted(served: Served, to: str) -> float:
-    return MetricSamples.parse(served.triton_page()).total("nereid_route_fallbacks_total", {"to": to})
+    return served.triton_metric("nereid_route_fallbacks_total", to=to)
 
 
 @pytest.mark.slow

@@ -6,23 +6,22 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from PIL import Image
 
 from nereid.base.assets import COFFEE
 from tests.commands import captured
 from tests.conftest import ROOT
 from tests.networks import written
-from tests.pictures import save
+from tests.pictures import encode
 from tests.supervised import announcing
 
 pytestmark = pytest.mark.slow
@@ -94,7 +93,7 @@ def copy(tmp_path_factory) -> Copy:
 def test_a_task_in_one_folder_is_added_served_and_answered(copy):
     """Added with its name, found without it, listed in the help; REST, client and command return the mask."""
     pixels = np.random.default_rng(4).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
-    image, expected = save(Image.fromarray(pixels)), pixels.argmax(-1).tolist()
+    image, expected = encode(pixels), pixels.argmax(-1).tolist()
     (copy.folder / "scene.png").write_bytes(image)
     onnx.helper.set_model_props(model := segmenter(), {"task": "segment"})  # refused without this task
     onnx.save(model, copy.folder / "scene.onnx")
@@ -107,11 +106,9 @@ def test_a_task_in_one_folder_is_added_served_and_answered(copy):
 
     with copy.running("serve", *ports) as server, copy.running("gateway", "--port", "0") as gateway:
         address = f"http://127.0.0.1:{gateway['http']}"
-        request = urllib.request.Request(f"{address}/v1/segment", image, {"Content-Type": "image/png"})
-        with urllib.request.urlopen(request, timeout=WATCHDOG_S) as response:
-            answer = json.loads(response.read())
-        with urllib.request.urlopen(f"{address}/openapi.json", timeout=WATCHDOG_S) as response:
-            paths = json.loads(response.read())["paths"]
+        png = {"Content-Type": "image/png"}
+        answer = httpx.post(f"{address}/v1/segment", content=image, headers=png, timeout=WATCHDOG_S).json()
+        paths = httpx.get(f"{address}/openapi.json", timeout=WATCHDOG_S).json()["paths"]
         client = json.loads(copy.run("-c", CLIENT, f"127.0.0.1:{server['grpc']}", "scene.png"))
         printed = json.loads(copy.run("-m", "nereid", "segment", "scene.png", "--model", "scene", "--json"))
         labels = copy.run("-m", "nereid", "classify", str(COFFEE))

@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 
 from nereid.base.contract import MAX_LINES
-from nereid.server.supervision import process_usage
 from nereid.tasks.read.reading_settings import DEFAULT_MAX_READ_S
-from tests.e2e.conftest import url
+from tests.e2e.conftest import memory_bytes, url
 from tests.labels import LABEL, WORDS, label
-from tests.pictures import save
+from tests.pictures import encode, save
 from tests.readers import page
 from tests.routes import WATCHDOG_S
 
@@ -25,35 +24,26 @@ CALLERS = 4
 GROWTH_BYTES = 256 * 2**20
 
 
-def png(pixels: np.ndarray) -> bytes:
-    return save(Image.fromarray(pixels))
-
-
 def hostile_pictures() -> Iterator[tuple[str, bytes]]:
     """Yield images that are whole, and made to find very many boxes, or odd ones."""
     random = np.random.default_rng(1)
-    yield "noise", png(random.integers(0, 256, (736, 736, 3), np.uint8))
+    yield "noise", encode(random.integers(0, 256, (736, 736, 3), np.uint8))
     for size in (4, 8, 16, 32):
         rows, columns = np.mgrid[0:736, 0:1200] // size
-        yield f"chess of {size}", png(np.where((rows + columns) % 2, 255, 0).astype(np.uint8))
-        yield f"bars of {size}", png(np.where(columns % 2, 255, 0).astype(np.uint8))
+        yield f"chess of {size}", encode(np.where((rows + columns) % 2, 255, 0).astype(np.uint8))
+        yield f"bars of {size}", encode(np.where(columns % 2, 255, 0).astype(np.uint8))
     dots = np.full((1500, 1500), 255, np.uint8)
     for top in range(5, 1490, 14):
         for left in range(5, 1490, 14):
             dots[top : top + 7, left : left + 3] = 0
-    yield "10,000 strokes", png(dots)
+    yield "10,000 strokes", encode(dots)
     for width, height in ((1, 1), (1, 3000), (3000, 1), (2, 2), (5000, 20), (20, 5000), (6000, 4000)):
-        yield f"{width} x {height}", png(np.zeros((height, width), np.uint8))
+        yield f"{width} x {height}", encode(np.zeros((height, width), np.uint8))
     yield "crowded", save(page(["x1 y2 z3 " * 20] * 20, 12, 1400))
     picture = label(*WORDS)
     for turn in (90, 180, 270):
         yield f"turned by {turn}", save(picture.rotate(turn, expand=True))
     yield "mirrored", save(picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
-
-
-@pytest.fixture
-def memory(text_server):
-    return lambda: sum(process.memory_bytes for process in process_usage.read_tree(text_server.pid, "server"))
 
 
 def outcome(client: httpx.Client, address: str, image: bytes) -> str:
@@ -76,12 +66,12 @@ def send_all(text_server, images) -> list[tuple[str, str]]:
         return list(pool.map(lambda named: (named[0], outcome(client, address, named[1])), images))
 
 
-def test_hostile_images_are_read_within_bounds(text_server, memory):
+def test_hostile_images_are_read_within_bounds(text_server):
     send_all(text_server, [("label", LABEL)])
-    before = memory()
+    before = memory_bytes(text_server.pid)
 
     outcomes = send_all(text_server, hostile_pictures())
 
     limits = re.compile(f"lines of text|read within {DEFAULT_MAX_READ_S:g} s")
     assert [text for _, text in outcomes if text and not limits.search(text)] == []
-    assert memory() - before < 4 * GROWTH_BYTES
+    assert memory_bytes(text_server.pid) - before < 4 * GROWTH_BYTES

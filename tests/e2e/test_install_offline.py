@@ -49,9 +49,7 @@ def target(tmp_path):
 
 def install(target: Path, *words: str | Path, **variables: str) -> subprocess.CompletedProcess:
     """Run the script on the machine; without a network if this test may take it away."""
-    command = (
-        ["unshare", "--net", "sh", INSTALLER, *words] if os.geteuid() == 0 else ["sh", INSTALLER, *words]
-    )
+    command = [*(("unshare", "--net") if os.geteuid() == 0 else ()), "sh", INSTALLER, *words]
     command[0] = shutil.which(command[0])
     environment = {"PATH": str(target / "programs"), "HOME": str(target), **PIP_SETTINGS, **variables}
     return captured([*map(str, command)], cwd=target, env=environment, timeout=INSTALL_S)

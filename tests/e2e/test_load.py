@@ -4,7 +4,6 @@ import contextlib
 import json
 import shutil
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,11 +125,6 @@ def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd)
     assert sum(row["requests"] for row in rows(report).values()) == 0
 
 
-def run_load(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "loadtest.load", "--seconds", "3", *words]
-    return captured(command, timeout=240)
-
-
 @cases(
     asked_wrongly=(["--bogus"], "", 2),
     killed=(["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
@@ -142,6 +136,7 @@ def test_locust_that_leaves_no_report_gives_its_code(words, locustfile, code, tm
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY.parent))
     Path("mine.py").write_text(locustfile)
 
-    done = run_load("--url", "http://127.0.0.1:1", "--", *words)
+    command = [sys.executable, "-m", "loadtest.load", "--seconds", "3", "--url", "http://127.0.0.1:1"]
+    done = captured([*command, "--", *words], timeout=240)
 
     assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "the load test failed; see above")

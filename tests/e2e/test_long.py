@@ -1,8 +1,6 @@
 """The long tests: counts cut by SLOW_REQUESTS in `make test-slow`, in full in `make proof`."""
 
 import random
-import re
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,7 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.client.classifier_errors import RequestRefused
 from nereid.tasks.classify.client import Classifier
 from nereid.tasks.classify.result import Prediction
-from tests.e2e.conftest import CATS, ESPRESSO, group_members, url
+from tests.e2e.conftest import CATS, ESPRESSO, memory_bytes, url
 from tests.proof import REQUESTS
 
 GOOD = {COFFEE.read_bytes(): {ESPRESSO}, CHELSEA.read_bytes(): CATS}
@@ -49,13 +47,8 @@ def test_server_does_not_grow(both_profiles):
 
     with Classifier(url(server, "grpc"), concurrency=24) as classifier:
         list(classifier.classify_many(images[:300]))
-        before = resident_bytes(server.pid)
+        before = memory_bytes(server.pid)
         list(classifier.classify_many(images))
-        after = resident_bytes(server.pid)
+        after = memory_bytes(server.pid)
 
     assert (after - before) / len(images) < 20_000
-
-
-def resident_bytes(group: int) -> int:
-    rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in group_members(group)]
-    return sum(int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)[1]) * 1024 for rollup in rollups)

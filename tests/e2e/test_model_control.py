@@ -13,8 +13,10 @@ import onnx
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.networks import assert_same, connect, infer, serve
-from tests.routes import NETWORK, X, adding, store_adding, wait_until
+from nereid.base.processes import in_background
+from tests.networks import connect, serve
+from tests.publishing import added
+from tests.routes import NETWORK, adding, store_adding, wait_until
 from tests.tables import cases
 
 # A watchdog, far longer than a load takes.
@@ -46,37 +48,25 @@ def touch(path: Path) -> None:
     os.utime(path, ns=(later, later))
 
 
-def added(server, name: str, version: str = "") -> int:
-    response = infer(server, name, {"x": X}, model_version=version)
-    number = response["scores"][0, 0] - X[0, 0]
-    assert_same(response, {"scores": X + number})
-    return int(number)
-
-
 def test_old_network_answers_while_the_new_one_loads(server, client):
     path = publish(server, "busy", 1) / "1" / "model.onnx"
     client.load_model("busy")
-    seen, failures, done = [], [], threading.Event()
+    seen, failures = [], []
 
-    def keep_sending() -> None:
+    def keep_sending(done: threading.Event) -> None:
         try:
             while not done.is_set():
                 seen.append(added(server, "busy"))
         except Exception as error:
             failures.append(error)
 
-    sending = threading.Thread(target=keep_sending)
-    sending.start()
-    try:
+    with in_background("sending", keep_sending, LOAD_S):
         wait_until(lambda: seen or failures)
         onnx.save(adding(2), path)
         touch(path)
         client.load_model("busy")
         answered = len(seen)
         wait_until(lambda: len(seen) > answered + 1 or failures)
-    finally:
-        done.set()
-        sending.join(LOAD_S)
 
     assert failures == []
     assert [number for number, _ in itertools.groupby(seen)] == [1, 2]

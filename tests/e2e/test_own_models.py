@@ -17,7 +17,6 @@ import pytest
 
 from nereid import Detection, Detector, Embedder, Reader, Reading
 from nereid.base.assets import COFFEE
-from nereid.base.prometheus_text import MetricSamples
 from tests.detectors import CLASSES, KNOWN, TestDetector, moved
 from tests.embedders import UNIT, convolutional, embeddings, small
 from tests.labels import LABEL, WORDS
@@ -157,49 +156,44 @@ def test_life_of_a_model(served, tmp_path, store):
     server, model, repository = served, store(tmp_path), served.repository
     address = f"127.0.0.1:{server.ports['grpc']}"
 
-    def nereid(*line: str) -> str:
-        done = server.nereid(*line)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
-
     def document() -> dict[str, Any]:
         return dict(json.loads((repository / f"{model.name}.route.json").read_text()))
 
     def set_route(**changes: Any) -> None:
         (tmp_path / "route.json").write_text(json.dumps(document() | changes))
-        nereid("route", "set", "--file", str(tmp_path / "route.json"), "--model", model.name)
+        server.run("route", "set", "--file", str(tmp_path / "route.json"), "--model", model.name)
 
     def agreed() -> float:
         labels = {"route": model.name, "outcome": "agreed"}
-        return MetricSamples.parse(server.triton_page()).total("nereid_route_shadow_requests_total", labels)
+        return server.triton_metric("nereid_route_shadow_requests_total", **labels)
 
-    nereid("add", str(model.first), "--name", model.name, "--task", model.task, "--yes", *model.more)
+    server.run("add", str(model.first), "--name", model.name, "--task", model.task, "--yes", *model.more)
     assert model.ask(address) == ("v1", model.words)
     with calling(server, model) as variants:
         # The machine that tests is busy, and this test is not about latency.
         gates = "--accept-change", "--max-slowdown", "1000"
-        nereid("publish", model.name, str(model.second), *gates)
+        server.run("publish", model.name, str(model.second), *gates)
         (candidate,) = (variant["model"] for variant in document()["variants"] if variant["name"] == "v2")
         shadow = {"name": "next", "model": candidate, "version": 1, "percent": 100}
         set_route(shadows=[shadow], shadow_max_in_flight=16)
         wait_until(lambda: agreed() >= 3, "a shadow that agrees")
         set_route(shadows=[])
-        nereid("route", "set", "v1=50", "v2=50", "--model", model.name)
+        server.run("route", "set", "v1=50", "v2=50", "--model", model.name)
         wait_until(lambda: variants["v2"] >= 3, "answers of the second version")
         assert model.ask(address, variant="v2") == ("v2", model.words)
-        nereid("rollback", model.name)
+        server.run("rollback", model.name)
         after, old = variants["v2"], variants["v1"]
         wait_until(lambda: variants["v1"] >= old + 5, "answers after the rollback")
         assert variants["v2"] <= after + 2
-        nereid("retire", model.name, "2")
+        server.run("retire", model.name, "2")
         (drop := tmp_path / "drop").mkdir()
         with watching(drop, server.environment, *gates) as watch:
             shutil.copy(model.third, drop / f"{model.name}@next.onnx")
             watch.wait(f"{model.name}@next.onnx: published as version 3 of ")
     dropped = model.ask(address, variant="v3")
-    shown = json.loads(nereid("versions", model.name, "--json"))
-    nereid("retire", model.name, "3")
-    removed = nereid("remove", model.name, "--yes")
+    shown = json.loads(server.run("versions", model.name, "--json").stdout)
+    server.run("retire", model.name, "3")
+    removed = server.run("remove", model.name, "--yes").stdout
 
     assert dropped == ("v3", model.last_words)
     assert sorted(version["version"] for version in shown["versions"]) == [1, 3]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -21,16 +20,12 @@ from nereid.application.repository_models import RepositoryModels
 from nereid.base.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
 from nereid.base.processes import in_background
 from nereid.client.classifier_errors import Unreachable
-from nereid.gateway import keys
+from nereid.gateway import key_changes
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.keys import KeyRing
 from nereid.gateway.settings import GatewaySettings
 from nereid.models.rollout import commands, service
 from nereid.models.routes.location import find_route
-from nereid.server.command_line import TritonOptions
-from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
-from nereid.server.run_dir import ServerInfo
 from tests.commands import captured
 from tests.detectors import CLASSES, KNOWN, SIDE, add_detector
 from tests.e2e.conftest import url
@@ -38,7 +33,9 @@ from tests.embedders import DIMS
 from tests.gateways import PREDICTION, Upstream
 from tests.gateways import gateway as in_front_of
 from tests.labels import BLANK, LABEL, WORDS
-from tests.pictures import save
+from tests.networks import serve
+from tests.pictures import exif, save
+from tests.publishing import server_info_of
 from tests.tasks import PHOTO, store_tasks
 from tests.webpage import CONTRASTS, DESK, PHONE, VIOLATIONS, WATCHDOG_S, listening, running_browser, upload
 
@@ -95,10 +92,13 @@ def gateways(tmp_path_factory):
     repository = store_tasks(base)
     add_detector(base)
     key_file = base / "keys.json"
-    secrets = store_keys(key_file)
-    options = TritonOptions(repository, "cpu", ports=Ports(*free_ports(3)))
-    with EmbeddedServer(options, base, os.environ) as server, ExitStack() as stack:
-        server_info = ServerInfo(server.pid, options.host, options.ports, str(repository), "cpu", "")
+    secrets = {
+        "infer": key_changes.add(key_file, "infer", ["infer"], None),
+        "route": key_changes.add(key_file, "route", ["infer", "route"], None),
+        "slow": key_changes.add(key_file, "slow", ["infer"], 0.1),
+    }
+    with serve(repository, base, profile="cpu") as server, ExitStack() as stack:
+        server_info = server_info_of(server)
         settings = GatewaySettings(url=url(server, "http"))
 
         def gateway(models, settings=settings, ring=None) -> Gateway:
@@ -117,18 +117,6 @@ def gateways(tmp_path_factory):
             "tasks": gateway(models()),
             "text": gateway(models(folder=TEXT_REPOSITORY), replace(settings, model="read_text")),
         }
-
-
-def store_keys(path: Path) -> dict[str, str]:
-    infer, now = frozenset({"infer"}), datetime.now(UTC)
-    made = {
-        "infer": keys.make("infer", infer, now, None),
-        "route": keys.make("route", infer | {"route"}, now, None),
-        "slow": keys.make("slow", infer, now, 0.1),
-    }
-    path.write_bytes(keys.format_keys(keys.KeyFile(tuple(key for key, _ in made.values()))))
-    path.chmod(0o600)
-    return {name: secret for name, (_, secret) in made.items()}
 
 
 @pytest.fixture(scope="module")
@@ -608,9 +596,7 @@ def test_switch_shows_nothing_of_the_other_model(visit):
 
 def turned() -> bytes:
     """Return the label as a file that its EXIF data turn by a quarter, clockwise."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return save(Image.open(io.BytesIO(LABEL)).rotate(90, expand=True), "JPEG", exif=exif, quality=95)
+    return save(Image.open(io.BytesIO(LABEL)).rotate(90, expand=True), "JPEG", exif=exif(6), quality=95)
 
 
 @pytest.mark.parametrize("image", [LABEL, turned()], ids=["upright", "turned"])

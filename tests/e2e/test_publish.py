@@ -1,24 +1,24 @@
 """Versions that are published, rolled back and retired on the real server, under load, too."""
 
 import itertools
-import re
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.processes import in_background
 from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import RunningServer, Superseded, change, propose_weights
 from nereid.models.routes.location import find_route
 from nereid.repository.repository_index import versions_on_disk
 from nereid.server.run_dir import ServerInfo
-from tests.e2e.conftest import group_members
+from tests.e2e.conftest import memory_bytes
 from tests.proof import IS_PROOF
 from tests.publishing import (
     NET,
@@ -118,13 +118,6 @@ def test_version_that_the_server_cannot_load_is_undone(served, server_info, tmp_
     assert (served.send(ROUTE).scores == X + 1).all()
 
 
-def memory_bytes(leader: int) -> int:
-    """Return the memory of a process group, its shared pages counted once."""
-    pages = (Path(f"/proc/{pid}/smaps_rollup") for pid in group_members(leader))
-    texts = (page.read_text() for page in pages if page.exists())
-    return sum(int(kb) * 1024 for text in texts for kb in re.findall(r"^Pss: +(\d+) kB", text, re.M))
-
-
 def wrong(load: Load, added: dict[int, int]) -> list[RouteResponse | Exception]:
     """Return the responses that are not those of their reported versions, each of which adds a number."""
     answers = [outcome.answer for outcome in load.outcomes]
@@ -137,8 +130,9 @@ def wrong(load: Load, added: dict[int, int]) -> list[RouteResponse | Exception]:
 @pytest.mark.slow
 def test_publishing_and_rolling_back_under_load_loses_nothing(served, server_info, tmp_path):
     repository, memory, added = served.repository, [], {1: 1}
+    operator = partial(fidget, repository, server_info)
 
-    with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, server_info):
+    with Load(served, ROUTE, CALLERS) as load, in_background("operator", operator, join_s=60):
         for number in range(20, CYCLES + 20):
             done = publish_number(repository, tmp_path, server_info, number, share=0.5)
             added[done.version] = number
@@ -153,24 +147,10 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, server_inf
         assert np.median(memory[-SETTLED:]) <= GROWTH * np.median(memory[SETTLED : 2 * SETTLED])
 
 
-@contextmanager
-def fidgeting(repository: Path, server_info: ServerInfo) -> Iterator[None]:
+def fidget(repository: Path, server_info: ServerInfo, is_over: threading.Event) -> None:
     """Change the weight of variant `v1` continually, as another operator might."""
-    is_over = threading.Event()
-
-    def change_on() -> None:
-        for weight in itertools.cycle((100, 101)):
-            with suppress(Superseded):  # by the publisher
-                change(
-                    find_route(repository, ROUTE), propose_weights({"v1": weight}), RunningServer(server_info)
-                )
-            if is_over.wait(0.2):
-                return
-
-    thread = threading.Thread(target=change_on)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    for weight in itertools.cycle((100, 101)):
+        with suppress(Superseded):  # by the publisher
+            change(find_route(repository, ROUTE), propose_weights({"v1": weight}), RunningServer(server_info))
+        if is_over.wait(0.2):
+            return

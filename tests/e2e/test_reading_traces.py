@@ -1,16 +1,15 @@
 """The trace of a reader whose networks are models of the server: their spans are below its own."""
 
-import json
 import random
 import shutil
-import urllib.request
 from collections import Counter
 
+import httpx
 import pytest
 
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from tests.otlp import receiving, root_of
-from tests.routes import WATCHDOG_S, wait_until
+from tests.routes import WATCHDOG_S
 from tests.supervised import serving
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
@@ -18,11 +17,6 @@ pytestmark = pytest.mark.slow
 
 NETWORKS = ("text_detect", "text_direction", "text_recognise")
 STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
-
-
-def of_trace(log: str, trace: str) -> list[dict]:
-    lines = [json.loads(text) for text in log.splitlines() if text.startswith("{")]
-    return [line for line in lines if line["trace_id"] == trace]
 
 
 def test_networks_of_a_reader_are_in_its_trace(tmp_path):
@@ -33,12 +27,12 @@ def test_networks_of_a_reader_are_in_its_trace(tmp_path):
         words = "--otlp", receiver.endpoint, "--trace-share", "0", "--access-log", "--profile", "ensemble"
         with serving(repository, tmp_path / "run", *words) as served:
             address = f"http://127.0.0.1:{served.ports['http']}/v2/models/read_text/infer"
-            request = urllib.request.Request(address, PARCEL_LABEL.read_bytes(), headers)
-            with urllib.request.urlopen(request, timeout=WATCHDOG_S) as response:
-                assert response.status == 200
+            image = PARCEL_LABEL.read_bytes()
+            answer = httpx.post(address, content=image, headers=headers, timeout=WATCHDOG_S)
+            assert answer.status_code == 200
             names = ("route read_text", "attempt v1", "read_text_v1", *STAGES, *NETWORKS)
             spans = receiver.wait_for(trace, *names)
-            (line,) = wait_until(lambda: of_trace(served.log, trace), "the line of the request")
+            line = served.access_line(trace)
 
     root_of(spans, caller)
     (reader,) = (span for span in spans if span.name == "read_text_v1")

@@ -56,8 +56,7 @@ def store_site(repository: Path) -> Path:
     repository.mkdir()
     for name in ("old", "new"):
         routes.store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
-    routes.store_router(repository, ROUTE)
-    routes.replace(repository / f"{ROUTE}.route.json", json.dumps(BEFORE).encode())
+    routes.store_router(repository, ROUTE, BEFORE)
     return repository
 
 
@@ -125,7 +124,7 @@ def test_bad_candidate_loses_the_traffic(rollout):
 
 @pytest.mark.slow
 def test_restarted_server_continues_the_rollout(tmp_path):
-    """`nereid serve` replaces a killed `tritonserver`, whose counters begin anew; the rollout goes on."""
+    """The rollout continues when `nereid serve` replaces a killed `tritonserver`, whose counters restart."""
     repository = store_site(tmp_path / "models")
     with serving(repository, tmp_path / "run") as served:
         rollout = Rollouts(repository, served.server_info, hold_s=5, slo_ms=250)

@@ -72,8 +72,7 @@ def served(tmp_path_factory):
         store_puppet(repository, name)
     for name, number in {"steady": 1, "victim": 2}.items():
         store_adding(repository, name, number)
-    store_router(repository, "route")
-    replace(repository / "route.route.json", json.dumps(BASE).encode())
+    store_router(repository, "route", BASE)
     with serve_routes(repository, base) as running:
         yield running
 
@@ -284,14 +283,6 @@ def test_shadow_is_compared_with_the_answer(puppets, unique):
 # Variants that fail
 
 
-def pair(name: str, model: str, weight: float = 1, other: float = 0, **more) -> dict:
-    """Return a route with the variant NAME of `model`, and the default `NAMEd` of the steady network."""
-    settings = {"breaker": {"open_s": 600}} | more  # longer than a test
-    return document(
-        variant(name, model, weight), variant(f"{name}d", "steady", other), default=f"{name}d", **settings
-    )
-
-
 @pytest.mark.slow
 def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
     """Under load a variant's processes are killed: traffic moves to the default, and back after a repair.
@@ -299,7 +290,8 @@ def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
     Requests sent before the breaker opened may fail, but soon: Triton 24.10 takes a second per request to see
     that a process is dead, one request after the other.
     """
-    served.use("route", pair("dies", "victim", 50, 50, breaker={"open_s": 1}))
+    variants = variant("dies", "victim", 50), variant("diesd", "steady", 50)
+    served.use("route", document(*variants, default="diesd", breaker={"open_s": 1}))
     with Load(served, "route", CALLERS) as load:
         load.wait_for(answered_by("dies"), 50)
         killed = time.monotonic()
@@ -332,10 +324,8 @@ def test_tracing_does_not_end_the_server(tmp_path):
     repository = tmp_path / "repository"
     store_adding(repository, "steady", 1)
     store_adding(repository, "other", 2)
-    store_router(repository, "route")
     shadow = {"name": "dark", "model": "other", "version": 1, "percent": 100}
-    route = document(variant("steady", "steady", 1), shadows=[shadow])
-    replace(repository / "route.route.json", json.dumps(route).encode())
+    store_router(repository, "route", document(variant("steady", "steady", 1), shadows=[shadow]))
     tracing = ["mode=triton", "rate=1", "level=TIMESTAMPS", f"triton,file={tmp_path / 'trace.json'}"]
     with serve_routes(repository, tmp_path, *(f"--trace-config={setting}" for setting in tracing)) as running:
         for number in range(20):
@@ -345,10 +335,9 @@ def test_tracing_does_not_end_the_server(tmp_path):
 
 @pytest.mark.slow
 def test_instances_of_a_route_have_their_own_series(served):
-    store_router(served.repository, "twice")
+    store_router(served.repository, "twice", document(variant("steady", "steady", 1), generation=7))
     config = served.repository / "twice" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 1", "count: 2"))
-    replace(served.path("twice"), json.dumps(document(variant("steady", "steady", 1), generation=7)).encode())
     served.grpc.load_model("twice")
     for number in range(20):
         served.send("twice", PROTOCOLS[number % 2])

@@ -4,18 +4,14 @@ import base64
 import io
 import itertools
 import json
-import os
 import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
@@ -26,20 +22,18 @@ from nereid.base import prometheus_text
 from nereid.base.assets import PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.prometheus_text import MetricSamples
-from nereid.server.command_line import TritonOptions
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
 from tests.classifiers import opened
 from tests.commands import captured
 from tests.detectors import CLASSES, HEADS, KNOWN, SIDE
 from tests.e2e.conftest import url
 from tests.gateways import check_schema
 from tests.labels import BLANK, LABEL, WORDS
-from tests.networks import CLIENTS, Arrays, connect, infer
-from tests.pictures import BOMB, noise, save
+from tests.networks import CLIENTS, Arrays, connect, infer, serve
+from tests.pictures import BOMB, encode, exif, noise, save
 from tests.readers import page, reader
-from tests.routes import wait_until
-from tests.supervised import image_input, running_gateway
+from tests.routes import WATCHDOG_S, wait_until
+from tests.supervised import NEREID, image_input, running_gateway
 from tests.tables import cases
 from tests.tasks import DETECT, READ, TASKS, store_tasks
 
@@ -47,7 +41,6 @@ pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 PdfDocument = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: extra text").PdfDocument
 pytestmark = pytest.mark.slow
 
-NEREID, WATCHDOG_S = str(Path(sys.executable).with_name("nereid")), 180
 PROTOCOLS, FORMS = ("http", "grpc"), ("cpu", "ensemble")
 # Each head is decoded by the same code in both forms.
 DETECTORS = {"cpu": HEADS, "ensemble": ("yolov8", "detr")}
@@ -56,8 +49,8 @@ PARCEL = PARCEL_LABEL.read_bytes()
 WAYS = (
     (("sync", "http", None), ("async", "grpc", "system")),
     (("sync", "http", "system"), ("async", "grpc", None)),
+    (("sync", "grpc", None), ("async", "http", "system")),
 )
-WAYS = *WAYS, (("sync", "grpc", None), ("async", "http", "system"))
 TRANSPORTS = [(task, *way) for task, ways in zip(TASKS, itertools.cycle(WAYS)) for way in ways]
 # For what does not depend on the form.
 fused = pytest.mark.parametrize("server", ["cpu"], indirect=True)
@@ -72,8 +65,8 @@ def server(request, tmp_path_factory) -> Iterator[EmbeddedServer]:
     # The classifiers are tested in both forms by test_classify.py.
     sources = (REPOSITORY, TEXT_REPOSITORY) if request.param == "cpu" else (TEXT_REPOSITORY,)
     repository = store_tasks(tmp_path_factory.mktemp("tasks"), *DETECTORS[request.param], sources=sources)
-    options = TritonOptions(repository, request.param, ports=Ports(*free_ports(3)), allow_shm=True)
-    with EmbeddedServer(options, tmp_path_factory.mktemp("run"), os.environ) as running:
+    run = tmp_path_factory.mktemp("run")
+    with serve(repository, run, profile=request.param, allow_shm=True) as running:
         yield running
 
 
@@ -94,9 +87,7 @@ def texts(outputs: Arrays) -> list[str]:
 
 
 def picture(width: int, height: int, orientation: int = 1, kind: str = "PNG") -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return save(Image.fromarray(noise(height, width)), kind, exif=exif)
+    return encode(noise(height, width), kind, exif=exif(orientation))
 
 
 # With the scale from the network's pixels to those of the upright picture; margins are 0 or exact.
@@ -306,13 +297,9 @@ class Gateway:
         address = f"http://127.0.0.1:{self.ports['http']}{path}"
         # A document takes seconds, so the default of 10 s is too little on a busy machine.
         headers = {"Content-Type": kind, "X-Request-Timeout-Ms": "30000"}
-        request = urllib.request.Request(address, body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
-                return answer.status, answer.headers["content-type"], answer.read()
-        except urllib.error.HTTPError as refused:
-            with refused:
-                return refused.code, refused.headers["content-type"], refused.read()
+        method = "POST" if body else "GET"
+        answer = httpx.request(method, address, content=body, headers=headers, timeout=WATCHDOG_S)
+        return answer.status_code, answer.headers["content-type"], answer.content
 
     def json(self, path: str, body: bytes | None = None, **options: str) -> tuple[int, Any]:
         status, _, text = self.send(path, body, **options)

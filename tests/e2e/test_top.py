@@ -17,9 +17,8 @@ import pytest
 
 from loadtest.torture.traffic import Traffic, classifiers
 from nereid.base.assets import REPOSITORY
-from tests.commands import captured
 from tests.routes import wait_until
-from tests.supervised import NEREID, Served, serving
+from tests.supervised import NEREID, serving
 from tests.tables import cases
 
 pytestmark = pytest.mark.nightly(minutes=1)
@@ -53,25 +52,11 @@ def load(served):
         yield running
 
 
-def command(served: Served, *words: str) -> list[str]:
-    return [NEREID, "top", "--repository", str(served.repository), *words]
-
-
-def environment(served: Served) -> dict[str, str]:
-    (run,) = (path for path in served.repository.parent.iterdir() if path.name == "run")
-    return os.environ | {"XDG_RUNTIME_DIR": str(run), "TERM": "xterm-256color"}
-
-
-def measured(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    return captured(command(served, "--once", *words), env=environment(served))
-
-
 def test_one_measurement_has_the_rates_of_the_load(served, load):
     before, begin_s = load.sent, time.monotonic()
-    done = measured(served, "--json", "--interval", str(INTERVAL_S))
+    done = served.run("top", "--once", "--json", "--interval", str(INTERVAL_S))
     rate = (load.sent - before) / (time.monotonic() - begin_s)
 
-    assert done.returncode == 0, done.stderr
     measurement: dict[str, Any] = json.loads(done.stdout)
     (route,), (gateway,) = measurement["routes"], measurement["gateways"]
     assert sum(row["requests_per_s"] for row in route["variants"]) == pytest.approx(rate, rel=0.2)
@@ -88,7 +73,7 @@ def test_one_measurement_has_the_rates_of_the_load(served, load):
     names = {process["name"]: process["memory_bytes"] for process in measurement["processes"]}
     assert {*names} == {"supervisor", "tritonserver", "gateway", "classify", "classify_v1", "classify_v2"}
     assert min(names.values()) > 2**20
-    tables = measured(served, "--interval", "1").stdout
+    tables = served.run("top", "--once", "--interval", "1").stdout
     assert (tables.startswith("ready  up "), "\x1b" in tables) == (True, False)
     assert re.search(r"^classify v1 +75 %", tables, re.MULTILINE)
 
@@ -106,12 +91,11 @@ def test_live_view_ends_and_restores_the_terminal(served, load, key):
 
     # `setsid` makes it the terminal of the process, so that Ctrl-C is a signal. `pty.fork` could hang: it
     # runs Python between fork and exec, while threads of gRPC hold locks.
-    words = ["setsid", "--ctty", *command(served, "--interval", "0.5")]
-    with subprocess.Popen(
-        words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(served)
-    ) as process:
+    words = ["setsid", "--ctty", NEREID, "top", "--interval", "0.5"]
+    environment = served.environment | {"TERM": "xterm-256color"}
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         try:
-            wait_until(lambda: b"q ends" in read() or process.poll() is not None, "a frame")
+            wait_until(lambda: b"q quits" in read() or process.poll() is not None, "a frame")
             os.write(ours, key)
             # The process waits until its output is read.
             wait_until(lambda: read() and process.poll() is not None, "the end")

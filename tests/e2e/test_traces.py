@@ -4,15 +4,13 @@ import json
 import random
 import shutil
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import httpx
 import pytest
 
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.base.prometheus_text import MetricSamples
 from nereid.base.tracing.collector import HOLD_S
 from nereid.server.model_control import ModelControl
 from nereid.tasks.classify.client import Classifier
@@ -40,23 +38,9 @@ class Traced:
         trace, span = f"{random.getrandbits(128):032x}", f"{random.getrandbits(64):016x}"
         sent = {"traceparent": f"00-{trace}-{span}-01", **headers}
         where = self.ports["http"] if port == "gateway" else self.served.ports[port]
-        request = urllib.request.Request(f"http://127.0.0.1:{where}{path}", body, sent)
-        try:
-            with urllib.request.urlopen(request, timeout=WATCHDOG_S) as response:
-                return response.status, response.read(), trace, span
-        except urllib.error.HTTPError as refused:
-            with refused:
-                return refused.code, refused.read(), trace, span
-
-    def lines(self):
-        return [json.loads(line) for line in self.served.log.splitlines() if line.startswith("{")]
-
-    def line(self, trace):
-        (line,) = wait_until(lambda: [line for line in self.lines() if line["trace_id"] == trace], "a line")
-        return line
-
-    def count(self, name):
-        return MetricSamples.parse(self.served.triton_page()).total(name)
+        address, method = f"http://127.0.0.1:{where}{path}", "POST" if body else "GET"
+        answer = httpx.request(method, address, content=body, headers=sent, timeout=WATCHDOG_S)
+        return answer.status_code, answer.content, trace, span
 
     def tree(self, trace, span, *names):
         spans = self.receiver.wait_for(trace, *names)
@@ -76,13 +60,9 @@ def traced(request, tmp_path_factory):
     """A served copy of the default repository, in each shape, and its gateway; nothing is sampled."""
     folder = tmp_path_factory.mktemp(request.param)
     repository = shutil.copytree(REPOSITORY, folder / "models")
-    rule = {"headers": {"x-route-test": ["retry"]}}
-    route = document(
-        variant("v1", "classify_v1", 1),
-        variant("v2", "classify_v2", 0, **rule),
-        default="v1",
-        shadows=[SHADOW],
-    )
+    rule = {"x-route-test": ["retry"]}
+    variants = variant("v1", "classify_v1", 1), variant("v2", "classify_v2", headers=rule)
+    route = document(*variants, shadows=[SHADOW])
     replace(repository / "classify.route.json", json.dumps(route).encode())
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -189,7 +169,7 @@ def test_line_of_a_request_has_its_stages_and_no_secret(traced):
     headers = JPEG | {"x-request-id": name, "cookie": secret}
     _, _, trace, _ = traced.post("/predict", PHOTO, headers)
 
-    line = traced.line(trace)
+    line = traced.served.access_line(trace)
     assert (line["request_id"], line["variant"], line["outcome"]) == (name, "v1", "ok")
     stages = {name for names in STAGES[traced.profile].values() for name in names}
     assert {"receive", "admission", "transport", "route", "queue", "response", *stages} <= {
@@ -204,15 +184,16 @@ def test_line_of_a_request_has_its_stages_and_no_secret(traced):
 def test_probes_of_gateway_and_supervisor_are_neither_traffic_nor_traces(traced):
     probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
     time.sleep(2 * HOLD_S)  # the lines of earlier requests
-    lines = len(traced.lines())
-    before = traced.count(requests), traced.count(probes)
+    lines = len(traced.served.access_lines)
+    count = traced.served.triton_metric
+    before = count(requests), count(probes)
 
     assert traced.post("/readyz", None, {"traceparent": ""})[0] == 200
-    wait_until(lambda: traced.count(probes) >= before[1] + 2, "two probes")
+    wait_until(lambda: count(probes) >= before[1] + 2, "two probes")
 
-    assert traced.count(requests) == before[0]
+    assert count(requests) == before[0]
     time.sleep(2 * HOLD_S)
-    assert len(traced.lines()) == lines
+    assert len(traced.served.access_lines) == lines
 
 
 def test_damaged_headers_fail_only_their_own_request(traced):
@@ -221,7 +202,7 @@ def test_damaged_headers_fail_only_their_own_request(traced):
     path = f"/v2/models/{PINNED}/infer"
 
     def send(number):
-        bad = {"x-route-foo": b"\xff\xfe".decode("latin-1")} if number % 4 == 0 else {}
+        bad = {"x-route-foo": b"\xff\xfe"} if number % 4 == 0 else {}
         return number % 4 == 0, traced.post(path, PHOTO, BINARY | bad, "http")[0]
 
     with ThreadPoolExecutor(8) as pool:
@@ -234,27 +215,21 @@ def test_damaged_headers_fail_only_their_own_request(traced):
 def test_requests_that_end_early_have_lines(traced):
     direct = f"/v2/models/{next(iter(STAGES[traced.profile]))}/infer"
 
-    of_model = traced.line(traced.post(direct, PHOTO, BINARY)[2])
-    of_gateway = traced.line(traced.post("/predict", b"x", {"content-type": "text/plain"})[2])
+    of_model = traced.served.access_line(traced.post(direct, PHOTO, BINARY)[2])
+    of_gateway = traced.served.access_line(traced.post("/predict", b"x", {"content-type": "text/plain"})[2])
 
     assert ("decode" in of_model["stages_ms"], of_gateway["name"].startswith("gateway")) == (True, True)
-
-
-def why(traced, *words):
-    done = traced.served.nereid("why", *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.nightly(minutes=2)
 def test_why_explains_recorded_requests(traced):
     trace = traced.post("/predict", PHOTO, JPEG | {"x-request-id": "look-at-me"})[2]
-    traced.line(trace)
+    traced.served.access_line(trace)
 
-    summary = json.loads(why(traced, "--since", "1h", "--json"))
-    one = json.loads(why(traced, "--request", "look-at-me", "--json"))
+    summary = json.loads(traced.served.run("why", "--since", "1h", "--json").stdout)
+    one = json.loads(traced.served.run("why", "--request", "look-at-me", "--json").stdout)
 
-    lines = [line for line in traced.lines() if line.get("route") == "classify"]
+    lines = [line for line in traced.served.access_lines if line.get("route") == "classify"]
     assert summary["requests"] >= len(lines)
     bad = sum(line["outcome"] == "invalid_image" for line in lines)
     assert summary["outcomes"].get("invalid_image", 0) == bad
@@ -263,5 +238,5 @@ def test_why_explains_recorded_requests(traced):
     assert summary["contention"]["cores"] >= 1
     assert (one["trace_id"], one["label"]) == (trace, "espresso")
     assert 0.9 < one["confidence"] <= 1
-    assert "cause:" in why(traced, "--since", "1h")
-    assert "network" in why(traced, "--request", trace)
+    assert "cause:" in traced.served.run("why", "--since", "1h").stdout
+    assert "network" in traced.served.run("why", "--request", trace).stdout

@@ -1,13 +1,12 @@
 """`nereid tune` on the real server: effects of settings, and the written profile."""
 
-import json
 import os
 import signal
 import time
-import urllib.request
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -24,7 +23,7 @@ from nereid.repository import check
 from nereid.server.model_control import ModelControl
 from nereid.tasks.classify.client import Classifier
 from tests.detectors import add_detector
-from tests.routes import wait_until
+from tests.routes import WATCHDOG_S, wait_until
 from tests.tables import rows
 from tests.tasks import add_reader
 
@@ -46,8 +45,7 @@ def models(tmp_path):
 
 
 def read_json(url: str, path: str) -> dict:
-    with urllib.request.urlopen(f"http://{url}{path}") as response:
-        return json.load(response)
+    return httpx.get(f"http://{url}{path}", timeout=WATCHDOG_S).json()
 
 
 def assert_served_as_fused(repository, folder, instances: int) -> None:

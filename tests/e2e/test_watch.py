@@ -1,6 +1,5 @@
 """`nereid watch` with a real server: dropped networks are served, or rejected with a reason."""
 
-import json
 import os
 import threading
 
@@ -8,8 +7,7 @@ import pytest
 
 from nereid.server import run_dir
 from tests import routes
-from tests.networks import infer
-from tests.publishing import ONLY_FIRST, server_info_of
+from tests.publishing import ONLY_FIRST, added, server_info_of
 from tests.watches import SETTLE_S, watching
 
 pytestmark = pytest.mark.slow
@@ -21,9 +19,7 @@ def site(tmp_path_factory):
     repository = base / "repository"
     repository.mkdir()
     routes.store_adding(repository, "net", 1, config=routes.NETWORK + ONLY_FIRST)
-    routes.store_router(repository, "route")
-    route = routes.document(routes.variant("v1", "net", 1))
-    (repository / "route.route.json").write_text(json.dumps(route))
+    routes.store_router(repository, "route", routes.document(routes.variant("v1", "net", 1)))
     environment = os.environ | {"XDG_RUNTIME_DIR": str(base), "NEREID_REPOSITORY": str(repository)}
     with (
         run_dir.occupy(run_dir.root(environment), repository) as folder,
@@ -31,13 +27,6 @@ def site(tmp_path_factory):
     ):
         run_dir.write(folder, server_info_of(served.server))
         yield served, environment
-
-
-def added(served, version: int) -> float:
-    return float(
-        infer(served.server, "net", {"x": routes.X}, model_version=str(version))["scores"][0, 0]
-        - routes.X[0, 0]
-    )
 
 
 def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
@@ -54,7 +43,7 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
                 pace.wait(SETTLE_S / 3)
         first = "route@monday.onnx: published as version 2 of 'net'"
         watch.wait(first)
-        assert added(served, 2) == 4
+        assert added(served.server, "net", "2") == 4
 
         routes.replace(folder / "net.onnx", content[: len(content) // 2])
         bad = "net.onnx: rejected: "
@@ -68,7 +57,7 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
         third = "net@link.onnx: published as version 4 of 'net'"
         watch.wait(first, bad, second, third)
 
-    assert [added(served, version) for version in (1, 2, 3, 4)] == [1, 4, 5, 6]
+    assert [added(served.server, "net", version) for version in "1234"] == [1, 4, 5, 6]
     assert served.send("route").added == 1
     assert (folder / "published" / "route@monday-v2.onnx").read_bytes() == content
     ((reason,), (rejected,)) = ([*folder.glob(f"rejected/net-{end}")] for end in ("*.txt", "*Z.onnx"))

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from onnx import helper
 
 from nereid.base.assets import CHELSEA, COFFEE
 from tests.commands import captured
-from tests.supervised import ANY_PORTS
+from tests.supervised import ANY_PORTS, announcing
 from tests.user_networks import CLASSES, UserNetwork
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
@@ -88,20 +87,11 @@ class Terminal:
         return done.stdout
 
     def _keep(self, command: str) -> str:
-        process = subprocess.Popen(
-            [*command.split(), *KEPT[command]],
-            cwd=self._folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._stack.enter_context(process)
-        self._stack.callback(process.terminate)
-        assert process.stdout
-        line = process.stdout.readline()
-        self._port = json.loads(line)["http"]
-        return line
+        words, log = [*command.split(), *KEPT[command]], self._folder / f"{command}.log"
+        running = announcing(words, log, cwd=self._folder, env=self.environment)
+        _, ports = self._stack.enter_context(running)
+        self._port = ports["http"]
+        return json.dumps(ports)
 
 
 @pytest.mark.nightly(minutes=1)

@@ -14,7 +14,7 @@ from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.commands import captured
-from tests.pictures import levels, save
+from tests.pictures import exif, levels, save
 from tests.routes import WATCHDOG_S
 from tests.tables import cases
 
@@ -39,9 +39,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, (333, 334, 3), np.uint8)
 
 
 def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, **options) -> bytes:
-    exif = Image.Exif()
-    exif[0x112] = orientation
-    return save(Image.open(CHELSEA).convert(mode), image_format, exif=exif, **options)
+    return save(Image.open(CHELSEA).convert(mode), image_format, exif=exif(orientation), **options)
 
 
 @pytest.fixture

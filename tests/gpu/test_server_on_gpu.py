@@ -1,29 +1,27 @@
 """The whole server on a GPU: the right class, and no tensor of the ensemble on the host."""
 
-import json
-import os
-import re
 import shutil
-import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
+from nereid.base import prometheus_text
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.base.prometheus_text import MetricSamples
 from nereid.client.classifier_errors import RequestRefused
-from nereid.server.command_line import TritonOptions
-from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
 from nereid.tasks.classify.client import Classifier
 from tests.e2e.conftest import ESPRESSO, start, url
+from tests.networks import parameter, serve
+from tests.routes import wait_until
 
 pytestmark = pytest.mark.gpu
 
 # The backend hands its metrics on twice a second; this is ten times that and more.
 PATIENCE_S = 10.0
+OVERLAPS = {"in turn": "false", "overlapping": "true"}
 RUNS, FROM_HOST = "nereid_onnxruntime_run_seconds_count", "nereid_onnxruntime_host_inputs_total"
 
 
@@ -34,23 +32,17 @@ def server(cupy, tmp_path_factory):
 
 
 def total(server, name: str) -> float:
-    with urllib.request.urlopen(f"http://{url(server, 'metrics')}/metrics") as page:
-        values = re.findall(rf"^{name}{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
-    return sum(map(float, values))
+    return MetricSamples.parse(prometheus_text.fetch(url(server, "metrics"), PATIENCE_S)).total(name)
 
 
 def wait_for_runs(server, count: float) -> None:
     """Wait until the metrics page counts this many runs of networks, and so all earlier runs."""
-    deadline = time.monotonic() + PATIENCE_S
-    while total(server, RUNS) < count:
-        assert time.monotonic() < deadline, f"the metrics page shows {total(server, RUNS)} runs, not {count}"
-        time.sleep(0.1)
+    wait_until(lambda: total(server, RUNS) >= count, f"{count} runs", PATIENCE_S)
 
 
 @pytest.mark.parametrize("model", ["imagenet_preprocess", "efficientnet_lite0"])
 def test_instances_are_on_the_gpu(server, model):
-    with urllib.request.urlopen(f"http://{url(server, 'http')}/v2/models/{model}/config") as answer:
-        groups = json.load(answer)["instance_group"]
+    groups = httpx.get(f"http://{url(server, 'http')}/v2/models/{model}/config").json()["instance_group"]
 
     assert {group["kind"] for group in groups} == {"KIND_GPU"}
 
@@ -90,24 +82,26 @@ def test_scores_of_one_process_are_those_of_the_ensemble(server, tmp_path_factor
             np.testing.assert_allclose(classifier.scores(photo, version="1"), scores, atol=0.001)
 
 
-@pytest.fixture(scope="module", params=["false", "true"], ids=["in turn", "overlapping"])
-def fused(request, cupy, tmp_path_factory):
+@pytest.fixture(scope="module", params=["ensemble", "in turn", "overlapping"])
+def batching(request, server, tmp_path_factory):
+    """A running server of an ensemble, or of one process in which batches take turns or overlap."""
+    if request.param == "ensemble":
+        yield server
+        return
     repository = tmp_path_factory.mktemp("repository") / "models"
     shutil.copytree(REPOSITORY, repository)
     config = repository / "classify_v1" / "configs" / "gpu.pbtxt"
-    overlaps = f'parameters {{ key: "overlap_batches" value {{ string_value: "{request.param}" }} }}\n'
-    config.write_text(config.read_text() + overlaps)
-    options = TritonOptions(repository=repository, profile="gpu", ports=Ports(*free_ports(3)))
-    with EmbeddedServer(options, tmp_path_factory.mktemp("run"), os.environ) as running:
+    config.write_text(config.read_text() + parameter("overlap_batches", OVERLAPS[request.param]))
+    with serve(repository, tmp_path_factory.mktemp("run"), profile="gpu") as running:
         yield running
 
 
-def test_requests_of_mixed_batches_have_their_own_results(fused):
+def test_requests_of_mixed_batches_have_their_own_results(batching):
     """Photos and bytes that are no image, together: each has the result that it has alone."""
     images = [COFFEE.read_bytes(), CHELSEA.read_bytes(), b"no image"]
 
     def ask(image: bytes):
-        with Classifier(url(fused, "http"), "http") as classifier:
+        with Classifier(url(batching, "http"), "http") as classifier:
             try:
                 return classifier.classify(image, version="1").labels[0]
             except RequestRefused as error:
@@ -124,21 +118,3 @@ def test_requests_of_mixed_batches_have_their_own_results(fused):
         else:
             # In a batch cuDNN may choose another algorithm.
             assert (answer.index, answer.score) == (expected.index, pytest.approx(expected.score, abs=0.01))
-
-
-def test_batches_do_not_overwrite_each_other(server):
-    photos = [COFFEE.read_bytes(), CHELSEA.read_bytes()]
-    with Classifier(url(server, "http"), "http") as classifier:
-        alone = [classifier.classify(photo, version="1").labels[0] for photo in photos]
-
-    def classify(index: int):
-        with Classifier(url(server, "http"), "http") as classifier:
-            return [classifier.classify(photos[index % 2], version="1").labels[0] for _ in range(20)]
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(classify, range(8)))
-
-    for index, labels in enumerate(answers):
-        assert {label.index for label in labels} == {alone[index % 2].index}
-        # In a batch cuDNN may choose another algorithm.
-        assert all(abs(label.score - alone[index % 2].score) <= 0.01 for label in labels)

@@ -13,18 +13,15 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.importing import adaptation
 from nereid.models.publish.importing.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_file import supported_runtimes
-from tests.networks import written
+from tests import networks
+from tests.networks import DATATYPES, written
 from tests.tables import cases
-from tests.user_networks import CLASSES, UserNetwork
-
-DTYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
+from tests.user_networks import CLASSES, ELEMENTS, UserNetwork
 
 
 def run(model: onnx.ModelProto, name: str, pixels: np.ndarray) -> np.ndarray:
     onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (image,) = session.get_inputs()
-    return session.run([name], {image.name: pixels})[0]
+    return networks.run(model.SerializeToString(), {model.graph.input[0].name: pixels})[name]
 
 
 def pixels_for(form: UserNetwork) -> np.ndarray:
@@ -33,10 +30,10 @@ def pixels_for(form: UserNetwork) -> np.ndarray:
     shape = (3, side, side, 3) if form.is_channels_last else (3, 3, side, side)
     if form.datatype == "UINT8":
         return rng.integers(0, 256, shape).astype(np.uint8)
-    return rng.standard_normal(shape).astype(DTYPES[form.datatype])
+    return rng.standard_normal(shape).astype(DATATYPES[form.datatype])
 
 
-FORMS = itertools.product(("NCHW", "NHWC"), (1, 3), DTYPES, (None, 1), (0, 2))
+FORMS = itertools.product(("NCHW", "NHWC"), (1, 3), ELEMENTS, (None, 1), (0, 2))
 FORMS = [UserNetwork(*form, tail=tail) for *form, tail in FORMS]
 
 
@@ -105,8 +102,7 @@ ALONE["old mean"] = old(ALONE["mean"])
 def test_network_of_one_image_computes_several(tmp_path, name):
     onnx.save((FIXED | ALONE)[name], path := tmp_path / "model.onnx")
     images = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    expected = np.concatenate([session.run(["y"], {"image": image[None]})[0] for image in images])
+    expected = np.concatenate([networks.run(path, {"image": image[None]})["y"] for image in images])
 
     changes = adapt_outputs_of_file(path)
 
@@ -116,7 +112,7 @@ def test_network_of_one_image_computes_several(tmp_path, name):
     alone = "it computes one image at a time: its operators have a fixed batch of 1"
     assert changes == ["the batch of 1 is declared as variable" if name in FIXED else alone]
     batches = [images] if name in FIXED else [image[None] for image in images]
-    outputs = np.concatenate([session.run(["y"], {"image": batch})[0] for batch in batches])
+    outputs = np.concatenate([networks.run(path, {"image": batch})["y"] for batch in batches])
     np.testing.assert_allclose(outputs, expected, atol=1e-5 if name in FIXED else 1e-6)
 
 

@@ -70,10 +70,9 @@ def models(repository) -> set[str]:
 def test_recogniser_is_known_by_its_characters(repository, file):
     add(repository, request(file, task="", instances=1, profiles=("cpu",)), None)
 
-    for profile, networks in ((None, "served"), ("cpu", "in_process")):
-        config = ModelConfig.from_file(repository / "own_v1", 1)
-        if profile:
-            config = ModelConfig.from_document(configs(repository, profile)["own_v1"], config.folder, 1)
+    for profile, networks in (("", "served"), ("cpu", "in_process")):
+        document = configs(repository, profile)["own_v1"]
+        config = ModelConfig.from_document(document, repository / "own_v1", 1)
         settings = config.settings(ReadingSettings)
         assert (settings.network, settings.detect, settings.networks) == ("own_network", FINDERS[0], networks)
         assert config.cpu_instances == 1
@@ -84,7 +83,7 @@ def test_recogniser_is_known_by_its_characters(repository, file):
     size=({"size": (48, 48)}, "no size, head or thresholds"),
     blank=({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
     no_image=({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
-    preview=({"preview": Path("seen.png")}, "no preview of whole images"),
+    preview=({"preview": Path("seen.png")}, "cannot preview whole images"),
     # Another encoding would give other characters without an error.
     not_UTF_8=({"labels": Path("gbk.txt")}, "--labels: expected text in UTF-8"),
 )
@@ -129,7 +128,9 @@ def test_images_keep_their_lines(repository, tmp_path):
     assert list(proposal.results) == [str(first), "blank.png", str(second)]
     assert proposal.results[str(first)] == proposal.results[str(second)] != ()
     assert proposal.results["blank.png"] == ()
-    assert proposal.report.notes == ("no text is read in blank.png; fix: --images with text as you read it",)
+    assert proposal.measurements.notes == (
+        "no text is read in blank.png; fix: --images with text as you read it",
+    )
 
 
 def test_recogniser_of_single_lines_is_refused(repository, tmp_path):

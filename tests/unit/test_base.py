@@ -223,9 +223,7 @@ def test_refused_processes_are_described(membership, folders, limit, tmp_path):
 
 def test_kills_are_unknown_without_control_groups(tmp_path):
     assert processes.MemoryKills(ControlGroups(tmp_path, tmp_path / "none")).new() == ""
-    (tmp_path / "memory.events").write_text("low 0\noom 1\n")
-    (tmp_path / "membership").write_text("0::/\n")
-    assert processes.MemoryKills(ControlGroups(tmp_path, tmp_path / "membership")).new() == ""
+    assert processes.MemoryKills(groups(tmp_path, "0::/\n", {"memory.events": "low 0\noom 1\n"})).new() == ""
 
 
 WATCHDOG_S = 60
@@ -240,14 +238,12 @@ def handlers():
 
 
 def test_signals_call_their_actions_in_order(handlers):
-    seen = []
-    processes.on_signals(
-        lambda n: seen.append(("first", n)), lambda n: seen.append(("second", n)), then=signal.SIG_IGN
-    )
+    first, second = [], []
+    processes.on_signals(first.append, second.append, then=signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         signal.raise_signal(number)
 
-    assert seen == [("first", signal.SIGTERM), ("second", signal.SIGINT)]
+    assert (first, second) == ([signal.SIGTERM], [signal.SIGINT])
 
 
 def test_stop_flag_leaves_the_second_signal_to_the_kernel(handlers):
@@ -422,23 +418,19 @@ def test_file_folder_and_moved_tree_reach_the_disk_in_order(tmp_path, monkeypatc
     assert synced[1:] == [("model", True)]
 
 
-@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
-def test_lock_ends_with_its_process(tmp_path, is_folder):
-    lock = f"locked_folder(p := Path({str(tmp_path)!r}))"
-    if not is_folder:
-        lock = f"locked_file(Path({str(tmp_path / 'log')!r}), 'x')"
+def test_locks_end_with_their_process(tmp_path):
     program = (
-        f"from pathlib import Path\nfrom nereid.base.files import *\nwith {lock}: print(flush=True); input()"
+        "from pathlib import Path\nfrom nereid.base.files import *\n"
+        f"with locked_folder(folder := Path({str(tmp_path)!r})), locked_file(folder / 'log', 'x'):\n"
+        "    print(flush=True); input()"
     )
     words = [sys.executable, "-c", program]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:
             holder.stdout.readline()
-            if is_folder:
-                assert files.is_locked(tmp_path)
-            else:
-                with pytest.raises(files.LockTimeout, match="log' is locked by another `nereid x`; fix: "):
-                    files.locked_file(tmp_path / "log", "nereid x", 0.05).__enter__()
+            assert files.is_locked(tmp_path)
+            with pytest.raises(files.LockTimeout, match="log' is locked by another `nereid x`; fix: "):
+                files.locked_file(tmp_path / "log", "nereid x", 0.05).__enter__()
         finally:
             holder.kill()
 

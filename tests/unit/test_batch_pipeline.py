@@ -127,39 +127,34 @@ def expected(batch: Batch):
     return {"y": [-4 if image == BAD else 2 * int(image) for image in batch.images]} if good else {}
 
 
-def run(seed: int, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
-    made, answered, numbers = (
-        batch_pipeline.BatchPipeline(lambda: device(seed), print),
-        [],
-        random.Random(seed),
-    )
-
-    def images(i: int) -> list[bytes]:
-        count = numbers.randint(1, ROWS)
-        return [b"%d" % (100 * i + j) if numbers.random() < 0.8 else BAD for j in range(count)]
-
-    jobs = [Batch(images(i), answered) for i in range(batches)]
+def run(batches, seed: int = 0, on_broken=print) -> tuple[list[Batch], list[Batch]]:
+    """Run batches of images; return them in their order, and in the order of their answers."""
+    made, answered = batch_pipeline.BatchPipeline(lambda: device(seed), on_broken), []
+    jobs = [Batch(images, answered) for images in batches]
     for job in jobs:
         made.submit(job)
     made.close()
     return jobs, answered
 
 
-def test_every_batch_has_its_own_results():
-    for seed in range(30):
-        jobs, answered = run(seed)
-        assert [job.answers for job in jobs] == [[expected(job)] for job in jobs]
-        assert answered == jobs
+@pytest.mark.parametrize("seed", range(30))
+def test_every_batch_has_its_own_results(seed):
+    numbers = random.Random(seed)
+    batches = [
+        [b"%d" % (100 * i + j) if numbers.random() < 0.8 else BAD for j in range(numbers.randint(1, ROWS))]
+        for i in range(12)
+    ]
+
+    jobs, answered = run(batches, seed)
+
+    assert [job.answers for job in jobs] == [[expected(job)] for job in jobs]
+    assert answered == jobs
 
 
 def test_broken_device_fails_this_batch_and_all_later_ones():
-    reasons, answered = [], []
-    made = batch_pipeline.BatchPipeline(lambda: device(0), reasons.append)
-    jobs = [Batch([image], answered) for image in (b"1", BREAKS, b"2")]
+    reasons = []
 
-    for job in jobs:
-        made.submit(job)
-    made.close()
+    jobs, _ = run([[b"1"], [BREAKS], [b"2"]], on_broken=reasons.append)
 
     assert reasons == ["CUDA failure 700"]
     assert [str(job.answers[0]) for job in jobs[1:]] == ["unavailable: device failed: CUDA failure 700"] * 2
@@ -167,12 +162,7 @@ def test_broken_device_fails_this_batch_and_all_later_ones():
 
 
 def test_failed_batch_does_not_fail_later_ones():
-    made, answered = batch_pipeline.BatchPipeline(lambda: device(0), print), []
-    jobs = [Batch([image], answered) for image in (b"x", b"1", b"2", b"3")]
-
-    for job in jobs:
-        made.submit(job)
-    made.close()
+    jobs, _ = run([[b"x"], [b"1"], [b"2"], [b"3"]])
 
     assert "invalid literal" in str(jobs[0].answers[0])
     assert [job.answers for job in jobs[1:]] == [[{"y": [2 * number]}] for number in (1, 2, 3)]

@@ -127,15 +127,13 @@ def test_batch_input_is_computed_from_the_batch(kind, requests, expected, dtype)
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one request", "three requests"])
 def test_scattered_output_gets_the_shape_of_its_input(count):
-    elements, rows = {1: (2, 1), 3: (9, 4)}[count]
+    requests, numbers = UNLIKE[:count], [np.array(rows) for rows in ([0], [1, 2], [3])[:count]]
+    y = np.concatenate([10 * request["x"].ravel() for request in requests])
 
-    parts = SCATTERED.scatter({"y": 10 * np.arange(1, elements + 1), "n": np.arange(rows)}, UNLIKE[:count])
+    parts = SCATTERED.scatter({"y": y, "n": np.concatenate(numbers)}, requests)
 
-    rows = [[[10, 20]], [[30, 40, 50], [60, 70, 80]], [[90]]]
-    numbers = [[0], [1, 2], [3]]
-    answers = [{"y": np.array(y), "n": np.array(n)} for y, n in zip(rows, numbers, strict=True)]
-    for part, expected in zip(parts, answers[:count], strict=True):
-        assert_same(part, expected)
+    for part, request, n in zip(parts, requests, numbers, strict=True):
+        assert_same(part, {"y": 10 * request["x"], "n": n})
 
 
 @cases(

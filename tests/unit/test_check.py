@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from nereid.cli.main import app
 from nereid.repository.check import check
 from tests.commands import captured
-from tests.networks import store
+from tests.networks import OPSET, parameter, store
 from tests.tables import cases
 from tests.unit.test_examine import PREPROCESS, classifier
 
@@ -41,15 +41,9 @@ ensemble_scheduling {{
   }}
 }}
 """
-FUSED = f"""name: "whole" backend: "fused" {PUBLIC}
-parameters {{ key: "preprocess" value {{ string_value: "pre" }} }}
-parameters {{ key: "preprocess_version" value {{ string_value: "1" }} }}
-parameters {{ key: "network" value {{ string_value: "net" }} }}
-parameters {{ key: "network_version" value {{ string_value: "2" }} }}
-"""
-ROUTE = f"""name: "route" backend: "ab_router" {PUBLIC}
-parameters {{ key: "route" value {{ string_value: "route.json" }} }}
-"""
+PARTS = {"preprocess": "pre", "preprocess_version": 1, "network": "net", "network_version": 2}
+FUSED = f'name: "whole" backend: "fused" {PUBLIC}' + "".join(parameter(*part) for part in PARTS.items())
+ROUTE = f'name: "route" backend: "ab_router" {PUBLIC}' + parameter("route", "route.json")
 VARIANTS = {"variants": [{"name": "a", "model": "whole", "version": 1, "weight": 1}], "default": "a"}
 VARIANTS |= {"salts": {"variants": "salt", "shadows": "pepper"}}
 FOREIGN = 'name: "foreign" backend: "python" max_batch_size: 8'
@@ -123,12 +117,10 @@ def cycle(*others: str) -> Fault:
     return change
 
 
-def version(operator: str = "Softmax", **stamps: int) -> Fault:
+def version(operator: str = "Softmax", opset: int = OPSET) -> Fault:
     def change(repository: Path) -> None:
-        model = classifier()
+        model = classifier(opset=opset)
         model.graph.node[2].op_type = operator
-        model.ir_version = stamps.get("ir_version", model.ir_version)
-        model.opset_import[0].version = stamps.get("opset", model.opset_import[0].version)
         path = repository / "net" / "2"
         (path / "model.onnx").write_bytes(model.SerializeToString())
         (path / "w.bin").unlink()
@@ -149,12 +141,11 @@ fused = partial(edit, CPU)
 
 SIZE, INPUT_MAP = "max_batch_size: 8", 'input_map { key: "x" value: "between" }'
 OUTPUT_MAP = 'output_map { key: "x" value: "between" }'
-PARAMETER = ' parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
 STEPS = ENSEMBLE.partition("ensemble_scheduling")[2]
 FAULTS = {
     "backend": (net('"onnxruntime"', '"onnxrutime"'), "backend: expected one of .* is 'onnxruntime'"),
     "platform": (net('backend: "onnxruntime"', 'platform: "onnx"'), "platform: expected one of ensemble, "),
-    "bounds": (net(SIZE, SIZE + PARAMETER.format("nereid.instances", "4-1")), "': expected LOW-HIGH"),
+    "bounds": (net(SIZE, parameter("nereid.instances", "4-1") + SIZE), "': expected LOW-HIGH"),
     "preferred-size": (
         net(SIZE, SIZE + " dynamic_batching { preferred_batch_size: [ 16 ] }"),
         r"preferred_batch_size: expected 1 to 8 .*, got 16",
@@ -164,7 +155,7 @@ FAULTS = {
     "warm-up-input": (net(SIZE, SIZE + WARM_UP.format(size=1, name="z")), "expected the inputs x, got z"),
     "space": (lambda models: (models / "pre").rename(models / "a space"), "the name has a space"),
     "python-file": (remove("foreign/1/model.py"), "foreign, .* Python model file not found in .*model.py"),
-    "thread-count": (net(SIZE, SIZE + PARAMETER.format("intra_op_thread_count", "two")), "'two' to int"),
+    "thread-count": (net(SIZE, parameter("intra_op_thread_count", "two") + SIZE), "'two' to int"),
     "input-without-name": (net('name: "x" ', ""), "net, .*the config is incomplete: Key"),
     "step-without-name": (whole('model_name: "pre" ', ""), "whole, .*config is incomplete"),
     "route-tensors": (
@@ -236,7 +227,7 @@ def test_oddities_are_noted(repository):
     """Triton loads hidden folders, too; hidden files do not matter."""
     (repository / "pre" / "1" / ".gitkeep").unlink()
     (repository / "net" / "1" / "SHA256SUMS").unlink()
-    net(SIZE, SIZE + PARAMETER.format("intra_op_thread_cnt", "1"))(repository)
+    net(SIZE, parameter("intra_op_thread_cnt", "1") + SIZE)(repository)
     (repository / ".git" / "1").mkdir(parents=True)
     (repository / ".gitignore").touch()
 

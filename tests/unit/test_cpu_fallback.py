@@ -134,7 +134,7 @@ def test_fallbacks_are_set_by_name(nereid, repository):
 @cases(
     nothing=([], "expected either variant names or --cpu"),
     offline=(["--cpu", "--offline"], "--cpu excludes --offline"),
-    twice=(["v2", "v2", "--offline"], "no other variant is left, got 'v2'"),
+    twice=(["v2", "v2", "--offline"], "no other variant remains, got 'v2'"),
 )
 def test_wrong_fallbacks_are_exit_code_2(words, message, nereid):
     done = nereid("route", "fallback", *words)

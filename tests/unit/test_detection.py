@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nereid.base.contract import MAX_OBJECTS
 from nereid.base.errors import InferenceFailed
 from nereid.tasks.detect import detector as detectors
-from nereid.tasks.detect.detector import ObjectFinder, ObjectPair, Objects, match_objects, suppress
+from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head
 from nereid.tasks.detect.layouts import InputSize, NetworkOutput
 from nereid.vision.imaging.decode import ImageLimits
@@ -277,4 +277,3 @@ def test_objects_of_two_detectors_are_matched(one, other, pairs):
 
     assert [pair.indices for pair in matches] == [indices for indices, _ in pairs]
     assert [pair.difference for pair in matches] == pytest.approx([difference for _, difference in pairs])
-    assert all(isinstance(pair, ObjectPair) for pair in matches)

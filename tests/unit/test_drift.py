@@ -63,6 +63,13 @@ def reference_of(measured: VariantSignals) -> reference_file.Reference:
     return reference_file.Reference(created, "photos", (mine,), classes)
 
 
+def history_of(length_s: float, slots: dict[float, recording.SeriesCounts]) -> History:
+    """Return a history of slots of one length, by their ages in seconds."""
+    history = History()
+    history.slots.extend(RecordedInterval(NOW - age_s, length_s, counts) for age_s, counts in slots.items())
+    return history
+
+
 def test_page_is_read_by_series():
     page = MetricSamples.parse(PAGE, recording.PREFIXES)
 
@@ -81,14 +88,13 @@ def test_bucket_that_lags_behind_counts_once():
         MetricSamples.parse("".join(map(line.format, ("0.4", "0.5", "+Inf"), counts)))
         for counts in ((0, 0, 0), (5, 4, 5), (5, 5, 5))
     ]
-    history = History()
-    for number, (before, after) in enumerate(pairwise(pages)):
-        history.slots.append(RecordedInterval(NOW + number, 1.0, series_counts(after - before)))
+    first, second = (series_counts(after - before) for before, after in pairwise(pages))
+    history = history_of(1.0, {1: first, 0: second})
 
-    window, _ = history.window(NOW + 1, 3600)
+    window, _ = history.window(NOW, 3600)
 
     assert sum(recording.histogram(window[series], "aspect")) == sum(window[series].values()) == 5
-    assert history.last_increase(series) == NOW
+    assert history.last_increase(series) == NOW - 1
 
 
 def test_value_on_a_bound_belongs_to_the_bucket_below_it():
@@ -113,9 +119,9 @@ def test_history_is_bounded():
 
 
 def test_window_has_only_recent_slots(tmp_path):
-    history = History()
-    for age_s in (7200, 3000, 10):
-        history.slots.append(RecordedInterval(NOW - age_s, 60.0, {"route|r|v1|7|entropy": {"0.1": age_s}}))
+    history = history_of(
+        60.0, {age_s: {"route|r|v1|7|entropy": {"0.1": age_s}} for age_s in (7200, 3000, 10)}
+    )
     history.store(tmp_path)
 
     copy = History.load(tmp_path)
@@ -129,10 +135,8 @@ def test_window_has_only_recent_slots(tmp_path):
 
 def test_classes_count_only_with_their_reference():
     """Before a reference, the route counted other classes: they would look like drift."""
-    history = History()
     classes, entropy = "route|r|v1|7|class", "route|r|v1|7|entropy"
-    for age_s in (300, 40, 10):
-        history.slots.append(RecordedInterval(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
+    history = history_of(10.0, {age: {classes: {"0": 1}, entropy: {"0.1": 1}} for age in (300, 40, 10)})
 
     assert history.window(NOW, 3600, NOW - 60) == ({classes: {"0": 2}, entropy: {"0.1": 3}}, 30)
     assert history.window(NOW, 3600, NOW - 52) == ({classes: {"0": 1}, entropy: {"0.1": 3}}, 30)
@@ -224,13 +228,8 @@ def test_reference_is_read_again_when_it_changes(tmp_path):
 
 def recorded(seconds: float, measured: VariantSignals) -> History:
     """Return a history of the last `seconds` in ten slots, of which the newest has all images."""
-    history = History()
-    for number in range(10):
-        grown = measured.window if number == 9 else {}
-        history.slots.append(
-            RecordedInterval(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown)
-        )
-    return history
+    empty = {age * seconds / 10: {} for age in range(9, 0, -1)}
+    return history_of(seconds / 10, empty | {0: measured.window})
 
 
 def test_traffic_becomes_the_reference():
@@ -270,11 +269,10 @@ def test_gauges_have_every_signal():
 
 
 def test_shadows_agree_over_time():
-    history = History()
-    for age_s, agreed in ((4000, 5), (100, 8), (50, 1)):
-        history.slots.append(
-            RecordedInterval(NOW - age_s, 60, {"shadow|r|s": {"agreed": agreed, "disagreed": 1, "shed": 9}})
-        )
+    agreed = {4000: 5, 100: 8, 50: 1}
+    history = history_of(
+        60, {age_s: {"shadow|r|s": {"agreed": agreed[age_s], "disagreed": 1, "shed": 9}} for age_s in agreed}
+    )
 
     periods = [msgspec.structs.astuple(period) for period in agreement(history, "r", NOW)]
     assert periods == [("s", 0.0, 11, 9), ("s", 3600.0, 6, 5)]

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from nereid.client.result_kind import Timings
 from nereid.models.publish.examination import ExaminationRequest
 from nereid.tasks import DEFAULT_TASK, make_task_outputs
 from nereid.tasks.embed.examination import VectorExamination
-from nereid.tasks.embed.outputs import EQUAL_DISTANCE, cosine_distances
+from nereid.tasks.embed.outputs import cosine_distances
 from nereid.tasks.embed.result import EMBEDDINGS
 from nereid.tasks.task_outputs import Comparison, Incomparable
 from tests.tables import cases
@@ -33,6 +34,8 @@ def rows(*vectors: list[float]) -> dict[str, np.ndarray]:
     right_angle=([1, 0], [0, 2], Comparison(0.5, False)),
     opposite=([1, 1], [-1, -1], Comparison(1.0, False)),
     at_60_degrees=([1, 0], [0.5, math.sqrt(0.75)], Comparison(0.25, False)),
+    cosine_above_99_percent=([1, 0], [0.9901, math.sqrt(1 - 0.9901**2)], Comparison(0.00495, True)),
+    cosine_below_99_percent=([1, 0], [0.9899, math.sqrt(1 - 0.9899**2)], Comparison(0.00505, False)),
     large_numbers=([1e30, 0], [1e30, 1e30], Comparison((1 - math.sqrt(0.5)) / 2, False)),
 )
 def test_distance_is_half_of_one_minus_the_cosine(ours, theirs, expected):
@@ -40,15 +43,6 @@ def test_distance_is_half_of_one_minus_the_cosine(ours, theirs, expected):
 
     assert comparison.is_equal is expected.is_equal
     assert comparison.distance == pytest.approx(expected.distance, abs=1e-7)  # FP32 in
-
-
-def test_equal_means_a_cosine_of_99_percent():
-    angles = np.arccos([0.9901, 0.9899])
-    just, far = (rows([math.cos(angle), math.sin(angle)]) for angle in angles)
-
-    assert pytest.approx(EQUAL_DISTANCE) == (1 - 0.99) / 2
-    assert EMBED.compare(rows([1, 0]), just).is_equal
-    assert not EMBED.compare(rows([1, 0]), far).is_equal
 
 
 def test_the_most_different_image_of_a_batch_decides():
@@ -102,21 +96,13 @@ def test_vector_without_a_direction_has_no_signal(vector):
     assert EMBED.signals(rows(vector)) is None
 
 
-class Response:
-    """tritonclient's result of an embedding."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-
-    def as_numpy(self, name: str) -> np.ndarray | None:
-        return self._array if name == EMBEDDING else None
-
-    def get_response(self) -> dict[str, str]:
-        return {"model_version": "2"}
+def response_of(array: np.ndarray) -> SimpleNamespace:
+    """Return tritonclient's result of an embedding."""
+    return SimpleNamespace(as_numpy={EMBEDDING: array}.get, get_response=lambda: {"model_version": "2"})
 
 
 def test_each_image_gets_its_row():
-    response = Response(np.arange(6, dtype=np.float32).reshape(2, 3))
+    response = response_of(np.arange(6, dtype=np.float32).reshape(2, 3))
 
     assert EMBEDDINGS.is_complete(response, 2)
     one, other = EMBEDDINGS.read(response, "faces", "id", Timings(1, 2))
@@ -126,7 +112,7 @@ def test_each_image_gets_its_row():
 
 @cases("shape, dtype", no_batch=((3,), "f4"), rank=((1, 3, 1), "f4"), datatype=((1, 3), "f8"))
 def test_other_forms_are_incomplete(shape, dtype):
-    assert not EMBEDDINGS.is_complete(Response(np.ones(shape, dtype)), 1)
+    assert not EMBEDDINGS.is_complete(response_of(np.ones(shape, dtype)), 1)
 
 
 def request(described: str = "", outputs: int = 1, rows: int = 8) -> ExaminationRequest:

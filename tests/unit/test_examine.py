@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from nereid.models.publish.examination import (
 from nereid.models.publish.examiner import check_headroom, check_memory, is_slower
 from nereid.repository.onnx_file import InvalidOnnx
 from nereid.tasks.classify.examination import difference
-from tests.networks import DATATYPES, identity, move_out, written
+from tests.networks import DATATYPES, OPSET, identity, move_out, written
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -50,12 +49,13 @@ def classifier(
     more: str = "scores = Identity (sound)",
     inputs: str = IMAGE,
     outputs: str = SCORES,
+    opset: int = OPSET,
     **initializers: np.ndarray,
 ) -> onnx.ModelProto:
     """Build four scores of an image, `sound`; the operators `more` make the output from them."""
     nodes = f"pixels = Flatten (x) logits = MatMul (pixels, w) sound = Softmax (logits) {more}"
     initializers["w"] = weights() if matrix is None else matrix
-    return written(f"({inputs}) => ({outputs}) {{ {nodes} }}", **initializers)
+    return written(f"({inputs}) => ({outputs}) {{ {nodes} }}", opset, **initializers)
 
 
 def config(**changes) -> dict:
@@ -79,7 +79,6 @@ def make_request(tmp_path):
             version_folder=tmp_path / "net" / "incoming",
             document=config(),
             current=tmp_path / "net" / "1",
-            preprocess=None,
             preprocess_version=1,
             labels=tmp_path / "labels.txt",
         )
@@ -101,17 +100,9 @@ def preprocess(tmp_path) -> Path:
     return tmp_path / "pre"
 
 
-def stamped(opset: int) -> onnx.ModelProto:
-    model = classifier()
-    model.opset_import[0].version = opset
-    return model
-
-
 def backwards() -> onnx.ModelProto:
     model = classifier()
-    nodes = list(reversed(model.graph.node))
-    model.graph.ClearField("node")
-    model.graph.node.extend(nodes)
+    model.graph.node.reverse()
     return model
 
 
@@ -126,10 +117,6 @@ def spoiled(matrix: np.ndarray, *positions: tuple[int, int]) -> np.ndarray:
     for position in positions:
         matrix[position] = np.nan
     return matrix
-
-
-def not_finite() -> onnx.ModelProto:
-    return classifier(more="negative = Sub (sound, two) scores = Log (negative)", two=np.float32([2]))
 
 
 def slow() -> onnx.ModelProto:
@@ -156,7 +143,7 @@ def crop(size: int) -> onnx.ModelProto:
 BAD = {
     "zero-bytes": (b"", {}, r"is empty \(0 bytes\)"),
     "external-missing": (external("w.bin"), {}, "which is missing"),
-    "opset": (stamped(opset=27), {}, "opset at most .* the container 26.08 .*, got 27"),
+    "opset": (classifier(opset=27), {}, "opset at most .* the container 26.08 .*, got 27"),
     "checker": (backwards(), {}, "the ONNX checker refuses 'model.onnx': .* topologically sorted"),
     "no-labels": (classifier(), {"labels": Path("/none")}, "cannot read label file '/none': .*No such file"),
     "labels": (classifier(), {"labels": LABELS}, "expected 4 labels for .* 'scores', got 1000"),
@@ -173,7 +160,11 @@ BAD = {
         r"^unexpected input 'mask' FP32 \[-1,4\]$",
     ),
     "config": (crop(9), {"current": None}, r"expected shape \[-1,3,9,9\] .*; fix: dims: \[3,9,9\]"),
-    "not-finite": (not_finite(), {}, "'scores' on random input 1: expected finite .* in 4 of 4 values"),
+    "not-finite": (
+        classifier(more="negative = Sub (sound, two) scores = Log (negative)", two=np.float32([2])),
+        {},
+        "'scores' on random input 1: expected finite .* in 4 of 4 values",
+    ),
     "other-answers": (
         classifier(weights(seed=1)),
         {},
@@ -315,8 +306,15 @@ def children(process: int) -> set[int]:
     return {child for child, parent in parents().items() if parent == process}
 
 
+@pytest.fixture
+def pipe(tmp_path) -> Path:
+    """Make a pipe, at which a reader of labels waits."""
+    os.mkfifo(path := tmp_path / "pipe")
+    return path
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL], ids=lambda number: number.name)
-def test_crash_of_the_process_is_a_rejection(make_request, number):
+def test_crash_of_the_process_is_a_rejection(make_request, pipe, number):
     before = children(os.getpid())
 
     def kill(line: str) -> None:
@@ -325,20 +323,14 @@ def test_crash_of_the_process_is_a_rejection(make_request, number):
             os.kill(child, number)
 
     with pytest.raises(Rejected, match=f"'net' crashed with {number.name}.*, last step: opening it"):
-        examine(make_request(classifier(), labels=fifo(make_request)), progress=kill)
-
-
-def fifo(make_request: Callable[..., ExaminationRequest]) -> Path:
-    path = make_request(classifier()).version_folder.parent / "pipe"
-    os.mkfifo(path)
-    return path
+        examine(make_request(classifier(), labels=pipe), progress=kill)
 
 
 @pytest.mark.parametrize(("timeout_s", "expected"), [(2, "2"), (None, "3.5")], ids=["given", "by size"])
-def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, expected):
+def test_examination_that_hangs_is_ended(make_request, pipe, monkeypatch, timeout_s, expected):
     monkeypatch.setattr(examination, "TIMEOUT_S", 2.5)
     monkeypatch.setattr(examination, "BYTES_PER_S", 2**20)
-    request = make_request(classifier(), labels=fifo(make_request))
+    request = make_request(classifier(), labels=pipe)
     (request.version_folder / "weights").write_bytes(bytes(2**20))
     before = children(os.getpid())
 
@@ -349,8 +341,8 @@ def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, e
     assert children(os.getpid()) <= before
 
 
-def test_killed_command_ends_its_examiner(make_request, tmp_path):
-    (tmp_path / "question").write_bytes(make_request(classifier(), labels=fifo(make_request)).to_json())
+def test_killed_command_ends_its_examiner(make_request, pipe, tmp_path):
+    (tmp_path / "question").write_bytes(make_request(classifier(), labels=pipe).to_json())
     program = (
         "import sys; from nereid.models.publish.examination import *\n"
         "request = ExaminationRequest.from_json(open(sys.argv[1]).read())\n"

@@ -35,7 +35,7 @@ class Server:
             await asyncio.sleep(seconds)
 
     async def ask(self, key: str, seconds: float, cost: int = 1, timeout_s: float = 10.0) -> float:
-        """Send a request as `inference.run` does; return its time."""
+        """Send a request as `run_inference` does; return its time."""
         began_s = self._now_s()
         slot = await self.admission.acquire(timeout_s, key, [cost], "m")
         running = asyncio.create_task(self._run(seconds))  # the server goes on, whoever waits

@@ -7,7 +7,7 @@ import pytest
 from nereid.application import launcher
 from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.base import files
-from nereid.gateway import model_endpoints
+from nereid.gateway.model_endpoints import NO_PUBLISHER_MESSAGE
 from nereid.gateway.models import Models
 from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import build
@@ -76,10 +76,7 @@ def test_process_that_crashes_is_no_fault_of_the_caller(repository, monkeypatch,
 def test_gateway_of_a_server_elsewhere_says_so():
     answer = publish(None)
 
-    assert (answer.status_code, answer.json()["error"]["message"]) == (
-        404,
-        model_endpoints.NO_PUBLISHER_MESSAGE,
-    )
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, NO_PUBLISHER_MESSAGE)
 
 
 def test_one_upload_at_a_time(repository):

@@ -166,10 +166,9 @@ def test_text_that_gbk_lacks_is_an_error(path):
 def test_models_have_their_task():
     made = gateway(*RESULTS, "odd", "half")
 
-    tasks = {model["name"]: model["task"] for model in send(made, "GET", "/v1/models").json()}
-
-    expected = dict(zip(RESULTS, ("classify", "read", "waybill", "detect", "embed"), strict=True))
-    assert tasks == {**expected, "odd": "", "half": ""}
+    tasks = {**dict(zip(RESULTS, ("classify", "read", "waybill", "detect", "embed"), strict=True)), "odd": ""}
+    expected = [{"name": name, "task": task} for name, task in {**tasks, "half": ""}.items()]
+    assert send(made, "GET", "/v1/models").json() == expected
 
 
 @asynchronous
@@ -208,14 +207,14 @@ async def test_request_that_waited_while_its_model_was_replaced_is_sent():
     made = gateway("cars")
     model = await made.models.find("cars")
     calls = [inference.ImageInference(model, DETECTIONS, IMAGE, None, 1, (), "id") for _ in range(2)]
-    await inference.send(made.models.triton, calls[0], lambda: 1.0)
+    await inference.send_inference(made.models.triton, calls[0], lambda: 1.0)
     waiting = inference.ImageInference(model, DETECTIONS, IMAGE, None, 1, (), "id")
     made.models.triton["cars"].outcome = RequestRefused("unexpected inference output 'boxes'")
     with pytest.raises(Failure, match="not served"):
-        await inference.send(made.models.triton, calls[1], lambda: 1.0)
+        await inference.send_inference(made.models.triton, calls[1], lambda: 1.0)
     made.models.triton["cars"].outcome = DETECTION
 
-    result = await inference.send(made.models.triton, waiting, lambda: 1.0)
+    result = await inference.send_inference(made.models.triton, waiting, lambda: 1.0)
 
     assert (result.objects, model.task) == (DETECTION.objects, None)
 

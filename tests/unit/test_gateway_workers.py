@@ -41,9 +41,9 @@ WorkerPool(2, work, say, lambda number: None).run(lambda: say("all listen"))
 # Four processes that take tokens of one key in the same moment, and then one that takes some of two keys.
 QUOTAS = """
 import os, sys
+from contextlib import suppress
 from datetime import UTC, datetime
-from nereid.gateway.keys import make
-from nereid.gateway.keys import Quotas
+from nereid.gateway.keys import Quotas, make
 from nereid.gateway.failures import Failure
 
 BURST = int(sys.argv[1])
@@ -53,11 +53,9 @@ anna, bert = (make(name, frozenset({"infer"}), datetime.now(UTC))[0] for name in
 def taken(owner, tries):
     found = 0
     for _ in range(tries):
-        try:
+        with suppress(Failure):
             quotas.take(owner)
             found += 1
-        except Failure:
-            pass
     return found
 
 start, go = os.pipe()

@@ -1,6 +1,5 @@
 """Findings of `nereid doctor`; those about GPUs are from recorded outputs."""
 
-import importlib.util
 import os
 import re
 import resource
@@ -15,7 +14,6 @@ from nereid.insight.observe import doctor, gpu_findings, gpu_probe
 from nereid.insight.observe.doctor import diagnose
 from nereid.insight.observe.gpu_findings import Finding
 from nereid.server import run_dir
-from nereid.server.gpu_profile import Package
 from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerInfo
@@ -43,7 +41,9 @@ def test_machine_without_a_gpu_has_one_line(tmp_path):
 
 
 def test_good_machine_has_a_line_for_each_check(tmp_path):
-    findings = examined(tmp_path, {recorded.QUERY: recorded.GPU})
+    table = recorded.GPU + "WARNING: infoROM is corrupted at gpu 0000:AF:00.0\n"
+
+    findings = examined(tmp_path, {recorded.QUERY: table})
 
     assert [finding for finding in findings if finding.check != "GPU packages"] == [
         Finding("GPU", "ok", "0: NVIDIA A100-SXM4-80GB, 81920 MiB, compute capability 8.0"),
@@ -70,7 +70,6 @@ def test_memory_of_the_own_server_is_not_of_others(tmp_path):
 
 
 BOTH = replace(NO_PROGRAMS, runtimes=("onnxruntime", "onnxruntime-gpu"))
-CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
 FULL, DIVIDED = {recorded.QUERY: recorded.FULL_GPU}, {recorded.QUERY: recorded.DIVIDED_GPU}
 WHOLE_ONLY = recorded.MIG_LIST.splitlines()[0] + "\n"
 OLD = r"fail: .*supports CUDA 11.6, and CuPy is built for CUDA 12.*; fix: install driver 525 or later$"
@@ -78,14 +77,14 @@ OLD = r"fail: .*supports CUDA 11.6, and CuPy is built for CUDA 12.*; fix: instal
 
 @cases(
     old_driver=({"": recorded.OLD_HEAD}, recorded.CUDA_12, "driver", OLD),
-    cupy=({}, CUDA_13, "driver", r"fail: .*CuPy is built for CUDA 13; fix: .* 580 .*\[embedded,gpu\]"),
     both=({}, BOTH, "GPU packages", r"fail: .*overwrite each other.*; fix: pip uninstall -y .* && pip"),
     no_packages=({}, recorded.NOTHING, "GPU packages", "note: none for the GPU: models are served"),
     memory_of_others=(
         FULL | {recorded.APPS: recorded.PROCESSES},
         NO_PROGRAMS,
         "GPU memory",
-        r"note: 0: 1216 MiB free; used by python3.10 \(pid 4194301\) 79872 MiB, a, b \(pid .*--gpu-id",
+        r"note: 0: 1216 MiB free; used by python3.10 \(pid 4194301\) 79872 MiB, a, b \(pid 4194302\); "
+        "fix: .*--gpu-id",
     ),
     memory_of_containers=(FULL, NO_PROGRAMS, "GPU memory", "note: .*containers or users may hold the"),
     divided=(
@@ -204,9 +203,8 @@ def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
 
 
 def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
-    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: (name != "pytriton" and find_spec(name)) or None
+        "importlib.util.find_spec", lambda name: None if name == "pytriton" else find_spec(name)
     )
 
     findings = {finding.check: finding for finding in diagnose({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
@@ -225,7 +223,6 @@ def test_limits_of_connections_are_checked(files, waiting, fix, tmp_path, monkey
     (tmp_path / "somaxconn").write_text(f"{waiting}\n")
     monkeypatch.setattr(doctor, "SOMAXCONN", tmp_path / "somaxconn")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
-    findings = diagnose({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)
-    connections = {finding.check: finding for finding in findings}["connections"]
+    connections = one(diagnose({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path), "connections")
 
     assert (connections.status, connections.fix) == ("note" if fix else "ok", fix)

@@ -97,7 +97,6 @@ async def status(channel, name, message, metadata=KEY, **options) -> str:
 
 
 @cases(
-    ["address", "expected"],
     IPv4=(("192.0.2.1", 9), "192.0.2.1"),
     IPv4_on_an_IPv6_socket=(("::ffff:192.0.2.1", 9, 0, 0), "192.0.2.1"),
     one_network_of_IPv6=(("2001:db8::ffff:1", 9, 0, 0), peer_of(("2001:db8::2",))),
@@ -120,7 +119,6 @@ async def test_flood_ends_only_its_own_connection(attack):
 
 
 @cases(
-    ["frames", "expected"],
     streams=(partial(head, name="ModelInfer", key="infer"), "PROTOCOL_ERROR"),
     the_size_of_a_frame=(lambda *_: DataFrame(1, data=bytes(2**14 + 1)), "FRAME_SIZE_ERROR"),
 )
@@ -158,7 +156,6 @@ BEARER = {"metadata": (("authorization", "Bearer infer"),)}
 
 
 @cases(
-    ["name", "message", "options", "expected"],
     a_long_message=("ModelInfer", WHOLE, {}, "NOT_FOUND"),
     a_message_over_the_limit=("ModelInfer", bytes(2**26), {}, "INVALID_ARGUMENT: expected at most 33 MiB"),
     long_message_to_a_method_that_only_reads=(
@@ -340,13 +337,12 @@ async def test_unfinished_messages_count():
 
 
 @cases(
-    ["of", "limit", "name", "expected"],
     calls_of_a_key=(KEY_LIMITS, {"calls": 2}, "ModelInfer", "RESOURCE_EXHAUSTED"),
     calls_of_an_address=(PEER_LIMITS, {"calls": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
     calls_without_a_key=(None, {"MAX_KEYLESS_CALLS": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
 )
 @asynchronous
-async def test_open_calls_are_limited(monkeypatch, of, limit, name, expected):
+async def test_open_calls_are_limited(of, limit, name, expected, monkeypatch):
     restrict(monkeypatch, of, limit)
     async with door() as (_, _, at):
         client = await Client.connect(at)
@@ -374,13 +370,12 @@ def restrict(monkeypatch, of, limit) -> None:
 
 
 @cases(
-    ["of", "limit", "secret", "ends"],
     of_an_address=(PEER_LIMITS, {"connections": 2}, "", [True, False, False]),
     of_a_key=(KEY_LIMITS, {"connections": 2}, "infer", [False, False, True]),
     in_all=(None, {"MAX_CONNECTIONS": 2}, "", [True, False, False]),
 )
 @asynchronous
-async def test_connections_are_limited(monkeypatch, of, limit, secret, ends):
+async def test_connections_are_limited(of, limit, secret, ends, monkeypatch):
     restrict(monkeypatch, of, limit)
     async with door() as (_, _, at):
         clients = []
@@ -410,22 +405,20 @@ async def test_cancelled_calls_of_a_key_are_limited(monkeypatch):
 
 
 @cases(
-    ["sent", "limits", "goes"],
     no_preface=(b"", {"HEAD_TIMEOUT_S": 0.1}, None),
     half_of_the_headers=("half", {"HEAD_TIMEOUT_S": 0.1}, None),
     nothing_to_do=("settings", {"GRACE_PERIOD_S": 0.1}, ErrorCodes.NO_ERROR),
     a_great_age=("call", {"MAX_CONNECTION_AGE_S": 0.1, "GRACE_PERIOD_S": 1}, ErrorCodes.NO_ERROR),
 )
 @asynchronous
-async def test_time_of_a_connection_is_limited(monkeypatch, sent, limits, goes):
+async def test_time_of_a_connection_is_limited(sent, limits, goes, monkeypatch):
     monkeypatch.setattr(grpc_server, "CHECK_INTERVAL_S", 0.02)
     for name, value in limits.items():
         monkeypatch.setattr(grpc_connection, name, value)
     async with door(keep_alive_s=0.1 if sent == "settings" else 90) as (_, _, at):
         if not sent:
             reader, writer = await asyncio.open_connection("127.0.0.1", at.grpc_port)
-            while await reader.read(2**16):
-                pass
+            await reader.read()
             writer.close()
             return
         client = await Client.connect(at)

@@ -34,7 +34,6 @@ BARCODES = (Barcode("7", "ITF", tuple((x, y + 50) for x, y in BOX)),)
 READING = Reading((TextLine("a [red]b", 0.5, BOX),), FIELDS, BARCODES, *SOURCE)
 EMPTY = Reading((), (), (), *SOURCE)
 DETECTION = Detection((DetectedObject("cat", 0.5, (1.0, 2.0, 30.0, 40.5)),), *SOURCE)
-NOTHING = Detection((), *SOURCE)
 
 
 def printed(capsys: Any, form: Any, view: View, *results: Any) -> str:
@@ -68,7 +67,7 @@ def test_csv_has_lines_and_fields(capsys):
 
 
 def test_csv_has_objects(capsys):
-    (row, empty) = rows(printed(capsys, "csv", OBJECTS, DETECTION, NOTHING))
+    (row, empty) = rows(printed(capsys, "csv", OBJECTS, DETECTION, Detection((), *SOURCE)))
 
     sides = {"left": "1.0", "top": "2.0", "right": "30.0", "bottom": "40.5"}
     assert row == {"label": "cat", "score": "0.5", **sides}
@@ -83,7 +82,6 @@ def test_error_fills_one_row(capsys, view):
 
 
 def test_field_is_drawn_instead_of_its_line():
-    """A line that is a field has one text, not two over each other."""
     assert [text for _, text in TEXTS.marks(READING)] == ["7", "number: RA100", "code: 12"]
     assert [text for _, text in TEXTS.marks(replace(READING, fields=FIELDS[2:]))] == ["7", "code: 12"]
     assert TEXTS.marks(EMPTY) == []

@@ -37,7 +37,6 @@ def repository(tmp_path):
 
 
 @cases(
-    cores_1=(1, (50, 50), (1, 1)),
     cores_16=(16, (50, 50), (16, 16)),
     cores_16_canary=(16, (90, 10), (16, 10)),
     cores_64_canary=(64, (99, 1), (64, 33)),

@@ -194,7 +194,7 @@ def recorded(name: str) -> list[autoscaling.LoadSample]:
 
 class Driver:
     def __init__(self, count: int = 2, bounds: InstanceBounds = BOUNDS) -> None:
-        self.decider, self.now_s, self.count = autoscaling.InstanceAutoscaler(bounds), 100.0, count
+        self.autoscaler, self.now_s, self.count = autoscaling.InstanceAutoscaler(bounds), 100.0, count
         self.changes: list[int] = []
 
     def show(self, sample: autoscaling.LoadSample, seconds: float) -> list[int]:
@@ -202,31 +202,31 @@ class Driver:
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):
             self.now_s += 0.2
-            decision = self.decider.decide(replace(sample, at=self.now_s, instances=self.count))
+            decision = self.autoscaler.decide(replace(sample, at=self.now_s, instances=self.count))
             if decision:
                 self.count = decision.count
                 self.changes.append(decision.count)
-                self.decider.record_change(self.now_s)
+                self.autoscaler.record_change(self.now_s)
         return self.changes[before:]
 
 
 def test_recorded_load_step_is_followed():
-    decider, samples, decisions = autoscaling.InstanceAutoscaler(BOUNDS), recorded("load_step"), []
+    autoscaler, samples, decisions = autoscaling.InstanceAutoscaler(BOUNDS), recorded("load_step"), []
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
-        if decision := decider.decide(sample):
+        if decision := autoscaler.decide(sample):
             decisions.append((sample.at, decision.count))
-            decider.record_change(following.at - 0.02)
+            autoscaler.record_change(following.at - 0.02)
 
     assert decisions == [(4.86, 2), (9.65, 3), (15.04, 4), (22.76, 3), (30.07, 2), (37.26, 1)]
 
 
 def test_recorded_full_processor_gets_no_instance():
     """Requests wait all the time, and another instance would wait for a core, too."""
-    decider = autoscaling.InstanceAutoscaler(BOUNDS)
+    autoscaler = autoscaling.InstanceAutoscaler(BOUNDS)
 
-    assert {decider.decide(sample) for sample in recorded("full_processor")} == {None}
-    assert decider.blocked.startswith("its processes wait for a core ")
+    assert {autoscaler.decide(sample) for sample in recorded("full_processor")} == {None}
+    assert autoscaler.blocked.startswith("its processes wait for a core ")
 
 
 SHORT_S = 0.2 * (autoscaling.ADD_SAMPLES - 1)
@@ -271,9 +271,9 @@ def test_nothing_is_added_without_room(sample, blocked):
     driver = Driver()
 
     assert driver.show(sample, 5.0) == []
-    assert driver.decider.blocked == blocked
+    assert driver.autoscaler.blocked == blocked
     driver.show(IDLE, 0.2)
-    assert driver.decider.blocked == ""
+    assert driver.autoscaler.blocked == ""
     assert driver.show(replace(WAITING, gpu=GPU), 1.0) == [3]
 
 
@@ -282,7 +282,7 @@ def test_refused_changes_are_repeated_more_and_more_seldom(refusals):
     driver = Driver()
 
     for _ in range(refusals):
-        driver.decider.record_change(driver.now_s, is_refused=True)
+        driver.autoscaler.record_change(driver.now_s, is_refused=True)
 
     assert driver.show(WAITING, autoscaling.REFUSED_DELAYS_S[refusals - 1]) == []
     assert driver.show(WAITING, 1.2) == [3]

@@ -103,7 +103,6 @@ def test_file_that_becomes_invalid_rejects_all_keys(nereid, path, caplog):
 
 
 def test_file_may_come_later_unless_it_is_named(nereid, path):
-    """A gateway accepts a default file that appears later; a file named by an option must exist."""
     made = key_changes.open_ring(None, {"XDG_CONFIG_HOME": str(path.parent.parent)})
     assert len(made) == 0
 

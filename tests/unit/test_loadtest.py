@@ -34,11 +34,7 @@ ROW = Row(
     service_ms={"p50": 10.0, "p99": 10.0},
 )
 LIMITS = Limits(p50_ms=20.0, p99_ms=80.0, error_ratio=0.01, achieved_ratio=0.95)
-
-
-def missed(report: Report, limits: Limits = LIMITS) -> list[tuple[str, str, str]]:
-    thresholds = Thresholds(generator_cpu=0.8, open=limits)
-    return [(line.name, line.expected, line.got) for line in compare(report, thresholds) if not line.is_met]
+THRESHOLDS = Thresholds(generator_cpu=0.8, open=LIMITS)
 
 
 def report(**row: object) -> Report:
@@ -68,7 +64,9 @@ def report(**row: object) -> Report:
     nothing_asked=(replace(report(), rows=()), [("protocols", "≥ 1", "0")]),
 )
 def test_limits_are_held_and_a_run_without_proof_fails(found, expected):
-    assert missed(found) == expected
+    missed = [(line.name, line.expected, line.got) for line in compare(found, THRESHOLDS) if not line.is_met]
+
+    assert missed == expected
 
 
 IMPORT = re.compile(r"^\s*(from|import) .*\b(locust|locust_users|locust_events|locustfile)\b", re.M)

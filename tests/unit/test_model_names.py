@@ -100,6 +100,5 @@ def test_fields_are_those_of_the_default_variant(name):
     fields = {field.name: field for field in fields_of(models.config(name))}
 
     assert (fields["tracking_number"].required, fields["weight"].required) == (True, False)
-    assert {"UPS", "EMS"} <= {*fields["tracking_number"].carriers}
     assert [fields_of(models.config(other)) for other in ("read_text", "text_detect")] == [[], []]
     assert models.config("none") is None

@@ -107,9 +107,8 @@ SHORTER = {"resize_shorter_px": "248"}
 )
 def test_preprocessing_of_timm(changes, parameters, found):
     """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
-    noted = found(
-        {}, {"config.json": json.dumps({"pretrained_cfg": TIMM["pretrained_cfg"] | changes})}
-    ).exporter_settings
+    config = json.dumps({"pretrained_cfg": TIMM["pretrained_cfg"] | changes})
+    noted = found({}, {"config.json": config}).exporter_settings
 
     numbers = {"interpolation": "bicubic", "mean": "127.5, 102, 76.5", "std": "51, 51, 51"}
     assert noted.parameters == (parameters | numbers if parameters else {})

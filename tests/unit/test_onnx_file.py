@@ -334,7 +334,6 @@ def with_start(element: str, *shape: int) -> Signature:
     return signature({"x": ("float", (-1, 16)), "START": (element, shape)})
 
 
-ROWS_OF_ONE = {"x": ("float", (-1,))}, {"y": ("float", (-1,))}
 SCATTER = {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["y"], "source_input": ["x"]}
 RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape={})]
 
@@ -345,7 +344,7 @@ RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape
     fixed_in_the_config_only=(config([tensor("x", dims=(5,))]), signature({"x": ("float", (-1, -1))})),
     output_not_in_the_config=(config(outputs=[]), signature()),
     reshape=(config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]), signature()),
-    reshape_to_rows_of_scalars=(config(*RESHAPED), signature(*ROWS_OF_ONE)),
+    reshape_to_rows_of_scalars=(config(*RESHAPED), ROWS),
     scalars_as_ones=(config([tensor("x", dims=(1,))], [tensor("y", dims=(1, 1))], 0), SCALAR),
     optional_weight=(
         config([tensor("x"), tensor("scale", dims=(1,), optional=True)], max_batch_size=0),
@@ -367,7 +366,6 @@ def test_fitting_config_passes(model, network_signature):
 
 NOT_ROWS = "for the model to support batching"
 OPTIONAL = {name: tensor(name, optional=True) for name in "xw"}
-BF16 = signature({"x": ("bfloat16", (-1, 16))})
 STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
 
 
@@ -389,7 +387,7 @@ STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
     ),
     Triton_lacks_it_in_the_file=(
         config([tensor("x", "BF16")]),
-        BF16,
+        signature({"x": ("bfloat16", (-1, 16))}),
         "input 'x': expected a datatype of Triton's ONNX Runtime backend, got TYPE_BFLOAT16 from the "
         "network; fix: convert it to FP32 in the network",
     ),

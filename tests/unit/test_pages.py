@@ -28,7 +28,6 @@ WIDE, HIGH = page(("HELLO WORLD 2026",)), page(("second row", "third row"), widt
 BLANK = Image.new("RGB", (300, 200), "white")
 # Sides of a line, in parts of the page.
 LEFT, TOP, RIGHT, BOTTOM = 0.1, 0.3, 0.6, 0.6
-SOURCE = ("read_text", "1", "", "", "", Timings(0, 0))
 CATALOGUE, NO_PAGES = b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Kids [] /Count 0 >>"
 
 
@@ -43,22 +42,21 @@ def written(*objects: bytes, trailer: bytes = b"") -> bytes:
     return b"%PDF-1.7\n" + body + b"trailer << /Root 1 0 R " + trailer + b" >>\n%%EOF\n"
 
 
-def one_page(about: bytes, content: bytes, *objects: bytes) -> bytes:
-    stream = b"<< /Length %d >>\nstream\n%b\nendstream" % (len(content), content)
-    kids = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 200] /Contents 4 0 R " + about + b" >>"
-    pages = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
-    return written(CATALOGUE, pages, kids, stream, *objects)
-
-
 def endless() -> bytes:
     """Draw forms that draw forms: 10 ** 12 of them."""
+    pages = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
+    drawing, used = b"/Contents 4 0 R /MediaBox [0 0 300 200] ", b"/Resources << /XObject << /F %d 0 R >> >> "
+    page = b"<< /Type /Page /Parent 2 0 R " + drawing + used % 5 + b">>"
+    content = b"<< /Length 5 >>\nstream\n/F Do\nendstream"
     form = b"<< /Subtype /Form /BBox [0 0 9 9] %b/Length %d >>\nstream\n%b\nendstream"
-    forms, calls = [], b"/F Do " * 10
-    for number in range(5, 17):
-        inner = b"/Resources << /XObject << /F %d 0 R >> >> " % (number + 1)
-        forms.append(form % (inner, len(calls), calls))
-    forms.append(form % (b"", 11, b"0 0 9 9 re f"))
-    return one_page(b"/Resources << /XObject << /F 5 0 R >> >>", b"/F Do", *forms)
+    calls = b"/F Do " * 10
+    forms = [form % (used % (number + 1), len(calls), calls) for number in range(5, 17)]
+    return written(CATALOGUE, pages, page, content, *forms, form % (b"", 11, b"0 0 9 9 re f"))
+
+
+def reading(*lines: TextLine, size_wh: tuple[int, int] = WIDE.size, pages: int = 1) -> Reading:
+    source = ("read_text", "1", "", "", "", Timings(0, 0))
+    return Reading(lines, (), (), *source, pages=(PageSize(*size_wh),) * pages)
 
 
 def encrypted() -> bytes:
@@ -146,11 +144,7 @@ def test_document_that_is_refused(content, limits, message, monkeypatch):
 
 @cases(
     memory_is_bounded=("MAX_BYTES", 2**20, "MemoryError|and 1 MiB, but its process was killed by SIG"),
-    no_fault_of_the_file=(
-        "_PROCESS",
-        Path("/nonexistent.py"),
-        "the process that opens PDF files ended with status 2",
-    ),
+    no_fault_of_the_file=("_PROCESS", Path("/no.py"), "the process that opens PDF files ended with status 2"),
 )
 def test_process_that_fails_is_named(name, value, reason, monkeypatch):
     monkeypatch.setattr(pdf, name, value)
@@ -189,9 +183,8 @@ def test_text_of_a_searchable_pdf_is_where_it_was_read(content, size_wh, count):
     corners = (LEFT, TOP), (RIGHT, TOP), (RIGHT, BOTTOM), (LEFT, BOTTOM)
     box = tuple((x * size_wh[0], y * size_wh[1]) for x, y in corners)
     lines = [TextLine(f"快递 A7 ☕ {number}", 1.0, box, number) for number in range(1, count + 1)]
-    reading = Reading(tuple(lines), (), (), *SOURCE, pages=(PageSize(*size_wh),) * count)
 
-    made = pypdfium2.PdfDocument(pdf.searchable(content, reading))
+    made = pypdfium2.PdfDocument(pdf.searchable(content, reading(*lines, size_wh=size_wh, pages=count)))
 
     assert len(made) == count
     for sheet, line in zip(made, lines, strict=True):
@@ -209,8 +202,7 @@ def test_text_of_a_searchable_pdf_is_where_it_was_read(content, size_wh, count):
 
 
 def test_pixels_of_a_searchable_pdf_are_those_of_the_image():
-    reading = Reading((), (), (), *SOURCE, pages=(PageSize(*WIDE.size),))
-    made = pypdfium2.PdfDocument(pdf.searchable(save(WIDE), reading))
+    made = pypdfium2.PdfDocument(pdf.searchable(save(WIDE), reading()))
 
     shown = made[0].render(scale=WIDE.width / made[0].get_width()).to_pil().convert("L")
 
@@ -221,9 +213,8 @@ def test_pixels_of_a_searchable_pdf_are_those_of_the_image():
 def test_image_becomes_a_pdf_if_a_reader_with_higher_limits_read_it():
     large = Image.new("L", (8200, 8200), "white")
     assert large.width * large.height > ImageLimits().max_image_pixels
-    reading = Reading((), (), (), *SOURCE, pages=(PageSize(*large.size),))
 
-    made = pypdfium2.PdfDocument(pdf.searchable(save(large, "JPEG"), reading))
+    made = pypdfium2.PdfDocument(pdf.searchable(save(large, "JPEG"), reading(size_wh=large.size)))
 
     assert made[0].get_size() == pytest.approx((8200 * 72 / 200,) * 2)
 
@@ -231,17 +222,17 @@ def test_image_becomes_a_pdf_if_a_reader_with_higher_limits_read_it():
 def test_text_is_not_added_twice():
     line = TextLine("word", 1.0, ((9.0, 9.0), (99.0, 9.0), (99.0, 29.0), (9.0, 29.0)))
     empty, endless = replace(line, text=""), replace(line, box=((float("nan"),) * 2,) * 4)
-    reading = Reading((line, empty, endless), (), (), *SOURCE, pages=(PageSize(*WIDE.size),))
+    result = reading(line, empty, endless)
 
-    twice = pdf.searchable(pdf.searchable(save(WIDE), reading), reading)
+    twice = pdf.searchable(pdf.searchable(save(WIDE), result), result)
 
     assert pypdfium2.PdfDocument(twice)[0].get_textpage().get_text_range() == "word"
 
 
 @cases(
-    no_pages=(save(WIDE), (), "no output 'page_size'"),
-    damaged=(b"%PDF-1.7 nothing", (PageSize(9, 9),), "Failed to load document"),
+    no_pages=(save(WIDE), 0, "no output 'page_size'"),
+    damaged=(b"%PDF-1.7 nothing", 1, "Failed to load document"),
 )
 def test_what_cannot_become_a_pdf_is_named(content, pages, message):
     with pytest.raises(InvalidImage, match=message):
-        pdf.searchable(content, Reading((), (), (), *SOURCE, pages=pages))
+        pdf.searchable(content, reading(pages=pages))

@@ -161,17 +161,14 @@ def test_empty_batch_is_empty(pipeline, requests):
 
 
 ONE_INPUT = "expected one input, 'image' TYPE_STRING [1], got "
+SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] } output {'
 
 
 @cases(
     dims=("[ 3, 224, 224 ]", "[ 3, 299, 299 ]", "expected at least the output's 299 x 299, got 256"),
     no_batches=("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
     inputs_type=("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
-    two_inputs=(
-        "output {",
-        'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] } output {',
-        ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]",
-    ),
+    two_inputs=("output {", SECOND_INPUT, ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]"),
 )
 def test_unsuitable_config_fails_the_load(old, new, message, root, tmp_path):
     text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()

@@ -16,6 +16,7 @@ from nereid.vision.imaging.pipeline import Batch
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.pictures import save
 from tests.tables import cases
+from tests.unit.test_check import edit
 
 BOXES = np.array([box for box, _, _ in KNOWN], np.float32)
 CPU, NETWORK = "cars_v1/configs/cpu.pbtxt", "cars_network/config.pbtxt"
@@ -69,16 +70,14 @@ def test_classifier_passes_on_the_rows_of_each_request():
 
 
 @cases(
-    another_backend=(CPU, '"cars_boxes"', '"cars_preprocess"', "of backend boxes, got 'cars_preproc"),
-    missing=(CPU, '"cars_boxes"', '"absent"', "absent"),
-    other_outputs=(CPU, 'name: "score"', 'name: "scores"', "expected the outputs of 'cars_boxes'"),
-    other_network=(NETWORK, '"output0"', '"output1"', "'cars_boxes' needs 'output0' TYPE_FP32 [7, 84]"),
+    another_backend=(edit(CPU, '"cars_boxes"', '"cars_preprocess"'), "of backend boxes, got 'cars_preproc"),
+    missing=(edit(CPU, '"cars_boxes"', '"absent"'), "absent"),
+    other_outputs=(edit(CPU, 'name: "score"', 'name: "scores"'), "expected the outputs of 'cars_boxes'"),
+    other_network=(edit(NETWORK, '"output0"', '"output1"'), "'cars_boxes' needs 'output0' TYPE_FP32 [7, 84]"),
 )
-def test_step_that_does_not_fit_fails_the_load(path, before, after, message, cars, tmp_path):
+def test_step_that_does_not_fit_fails_the_load(damage, message, cars, tmp_path):
     repository = Path(shutil.copytree(cars, tmp_path / "models"))
-    text = (repository / path).read_text()
-    assert before in text
-    (repository / path).write_text(text.replace(before, after))
+    damage(repository)
 
     with pytest.raises(InvalidConfig, match=re.escape(message)):
         opened(repository, "cars_v1")
@@ -86,8 +85,7 @@ def test_step_that_does_not_fit_fails_the_load(path, before, after, message, car
 
 def test_output_unlike_that_of_the_network_fails_the_load(tmp_path):
     repository = Path(shutil.copytree(REPOSITORY, tmp_path / "models"))
-    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
-    path.write_text(path.read_text().replace("dims: [ 1000 ]", "dims: [ 10 ]"))
+    edit("classify_v1/configs/cpu.pbtxt", "dims: [ 1000 ]", "dims: [ 10 ]")(repository)
 
     with pytest.raises(InvalidConfig, match=r"expected one output like 'scores' of its network, .*\[10\]"):
         opened(repository, "classify_v1")

@@ -21,7 +21,6 @@ from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, 
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.pictures import encode, levels, noise
-from tests.tables import cases
 
 pytestmark = pytest.mark.process
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
@@ -175,8 +174,10 @@ def test_kernel_compiles_for_gpus(architecture, interpolation, datatype, layout)
 @pytest.mark.parametrize("interpolation", FILTERS)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_kernel_does_the_arithmetic_of_the_model(run, transform, interpolation):
+    """A batch has a photo, and noise of any size."""
     transform = replace(transform, interpolation=interpolation)
-    images = [photo(), noise(131, 77)]
+    sizes = (131, 77), (157, 211), (1, 1), (40, 1), (1, 40), (2, 4096)
+    images = [photo(), *(noise(*size) for size in sizes)]
 
     for row, pixels in zip(run(transform, *images), images, strict=True):
         assert_same_levels(transform, row, model(transform, pixels))
@@ -187,16 +188,6 @@ def test_orientation_may_be_ignored(run):
     transform = replace(IMAGENET, exif_orientation=False)
 
     np.testing.assert_array_equal(run(transform, pixels, orientation=6), run(transform, pixels))
-
-
-@pytest.mark.parametrize("size_wh", [(1, 1), (1, 40), (40, 1), (211, 157), (4096, 2)], ids=str)
-@cases("transform", shorter_side=IMAGENET, letterbox=LETTERBOX, exact=PLAIN)
-def test_any_size_is_resized(run, transform, size_wh):
-    pixels = noise(size_wh[1], size_wh[0])
-
-    (row,) = run(transform, pixels)
-
-    assert_same_levels(transform, row, model(transform, pixels))
 
 
 def test_window_of_a_large_image_is_exact(run):

@@ -28,6 +28,7 @@ from tests.tables import cases, rows
 
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 BGR = {name: values[::-1] for name, values in IMAGENET.items()}
+CLIP = {"mean": (122.7709383, 116.7460125, 104.09373615), "std": (68.5005327, 66.6321579, 70.32316305)}
 DIMS = (3, 224, 224)
 SQUARE = partial(Transform, 224, 224)
 CENTER = partial(SQUARE, resize_shorter_px=256)
@@ -40,7 +41,7 @@ def config(folder, parameters, *outputs):
         "name": "m",
         "max_batch_size": 8,
         "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}],
-        "output": list(outputs or [OUTPUT]),
+        "output": outputs,
         "parameters": {name: {"string_value": text} for name, text in parameters.items()},
     }
     return ModelConfig.from_document(document, folder, 1)
@@ -53,15 +54,7 @@ def settings(folder, parameters, **output):
 @rows(
     (PRESET, CENTER(**IMAGENET)),
     ({"preset": "efficientnet_lite"}, CENTER(mean=(127.0,) * 3, std=(128.0,) * 3)),
-    (
-        {"preset": "clip"},
-        SQUARE(
-            resize_shorter_px=224,
-            interpolation="bicubic",
-            mean=(122.7709383, 116.7460125, 104.09373615),
-            std=(68.5005327, 66.6321579, 70.32316305),
-        ),
-    ),
+    ({"preset": "clip"}, SQUARE(resize_shorter_px=224, interpolation="bicubic", **CLIP)),
     ({"preset": "letterbox"}, SQUARE(resize="letterbox", std=(255.0,) * 3)),
     ({"preset": "yolo"}, SQUARE(resize="letterbox", std=(255.0,) * 3)),
     ({"preset": "yolox"}, SQUARE(resize="letterbox", pad_position="after", color_order="BGR")),
@@ -175,10 +168,8 @@ def test_mistake_fails_the_load(parameters, output, message, tmp_path):
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_there_is_one_output(tmp_path, count):
-    document = dict(config(tmp_path, EXACT).document) | {"output": [OUTPUT] * count}
-
     with pytest.raises(InvalidConfig, match=f"^model 'm': expected one output, got {count}$"):
-        PreprocessSettings.from_config(ModelConfig.from_document(document, tmp_path, 1))
+        PreprocessSettings.from_config(config(tmp_path, EXACT, *[OUTPUT] * count))
 
 
 NCHW = CENTER(mean=(127.0,) * 3, std=(128.0,) * 3)
@@ -301,13 +292,9 @@ def test_the_picture_has_the_pixels_of_the_image(layout, color_order, datatype):
     seen = np.asarray(Image.open(io.BytesIO(picture.png)), np.int16)
     expected = np.concatenate([PIXELS, 255 - PIXELS], axis=1).astype(np.int16)
     assert np.abs(seen - expected).max() <= (datatype == "FP16")
-    assert (picture.lowest, picture.highest) == ((0, 255) if datatype == "UINT8" else limits(color_order))
-
-
-def limits(color_order: str) -> tuple:
-    levels = PIXELS[:, :, :: -1 if color_order == "BGR" else 1].astype(np.float64)
-    values = (np.stack([levels, 255 - levels]) - LEVELS["mean"]) / LEVELS["std"]
-    return pytest.approx(values.min(), rel=1e-3), pytest.approx(values.max(), rel=1e-3)
+    channels = expected if color_order == "RGB" else expected[:, :, ::-1]
+    values = channels if datatype == "UINT8" else (channels - LEVELS["mean"]) / LEVELS["std"]
+    assert (picture.lowest, picture.highest) == pytest.approx((values.min(), values.max()), rel=1e-3)
 
 
 def test_bad_image_is_named():

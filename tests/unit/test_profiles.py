@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 from tests.tables import cases
 
 ABOUT = ["2026-11-22 10:00 UTC, a processor, 2 cores.", "+10 %."]
+BATCHER = "dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 9 }"
 
 
 @pytest.fixture
@@ -138,10 +139,7 @@ def test_changed_config_is_not_overwritten(models):
     GPU=("instance_group { count: 2 kind: KIND_GPU }", {"instances": 1}),
     rows=("max_batch_size: 8", {"max_batch_size": 16}),
     batcher=("dynamic_batching {}", {"preferred_batch_size": 4, "max_queue_delay_microseconds": 500}),
-    no_preference=(
-        "dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 9 }",
-        {"preferred_batch_size": 0, "max_queue_delay_microseconds": 0},
-    ),
+    no_preference=(BATCHER, {"preferred_batch_size": 0, "max_queue_delay_microseconds": 0}),
     new_batcher=("", {"preferred_batch_size": 0}),
     parameters=("", {"intra_op_thread_count": 2, "nereid.run_batch_size": 4}),
     taken_away=('parameters { key: "decode_threads" value { string_value: "2" } }', {"decode_threads": 0}),

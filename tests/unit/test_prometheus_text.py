@@ -63,10 +63,9 @@ def test_no_event_is_lost_or_counted_twice(looks, restarts):
     another_counter=(f"{X} 5\n{Y} 0\nd 3", False),
 )
 def test_reset_shows_in_a_smaller_count(after, is_reset):
-    assert (
-        MetricSamples.parse(after).was_reset(MetricSamples.parse(f"{X} 5\n{Y} 0\nd 4"), ["c", "absent"])
-        is is_reset
-    )
+    before = MetricSamples.parse(f"{X} 5\n{Y} 0\nd 4")
+
+    assert MetricSamples.parse(after).was_reset(before, ["c", "absent"]) is is_reset
 
 
 PAGE = """# TYPE c counter

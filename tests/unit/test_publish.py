@@ -27,7 +27,7 @@ from nereid.repository.repository_index import PinnedModel, configs, pinned_mode
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerInfo
 from tests import publishing
-from tests.publishing import NET, ROUTE, candidate, contents, edit_route, publish_number, unchanged
+from tests.publishing import NET, ROUTE, contents, edit_route, publish_number, unchanged, write_route
 from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
 from tests.tables import cases
 
@@ -141,16 +141,17 @@ def test_rejected_version_leaves_nothing_and_takes_no_number(repository, tmp_pat
     assert publish_number(repository, tmp_path, None, 2).version == 2
 
 
-def test_labels_of_another_model_are_refused(repository, tmp_path):
+@cases(
+    number=("left\nright\n", "expected 3 labels, got 2"),
+    name=("left\ncentre\nright\n", "line 2: expected 'middle', got 'centre'"),
+)
+def test_labels_of_another_model_are_refused(labels, message, repository, tmp_path):
     folder = tmp_path / "new"
     folder.mkdir()
-    candidate(folder, 2)
-    (folder / "labels.txt").write_text("left\nright\n")
-    with pytest.raises(OperationFailed, match=r"expected 3 labels, got 2"):
-        publish(repository, NET, folder, None, publishing.OTHER_ANSWERS)
+    publishing.candidate(folder, 2)
+    (folder / "labels.txt").write_text(labels)
 
-    (folder / "labels.txt").write_text("left\ncentre\nright\n")
-    with pytest.raises(OperationFailed, match=r"line 2: expected 'middle', got 'centre'"):
+    with pytest.raises(OperationFailed, match=message):
         publish(repository, NET, folder, None, publishing.OTHER_ANSWERS)
 
 
@@ -165,14 +166,12 @@ def shadow(model: str, version: int) -> list[dict]:
 
 
 V2 = "variant 'v2' of route 'r': "
+HAS_TRAFFIC = V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$"
 UNPINNED = [variant("v1", "net_v1", 1), variant("own", NET, 0, version=2)]
 
 
 @cases(
-    weight=(
-        partial(edit_second, weight=5),
-        V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$",
-    ),
+    weight=(partial(edit_second, weight=5), HAS_TRAFFIC),
     headers=(partial(edit_second, headers={"x-route-a": ["b"]}), V2 + "it has header rules"),
     default=(partial(edit_route, default="v2"), V2 + "it is the route's default"),
     shadow=(partial(edit_route, shadows=shadow("net_v2", 1)), r"'copy' of route 'r' calls it; fix"),
@@ -211,8 +210,7 @@ def test_last_version_is_not_retired(repository):
 
 def test_rollback_restores_the_weights_from_before(repository):
     store_versions(repository, 2, 3)
-    models = [("v1", "net_v1", 90), ("v2", "net_v2", 10), ("v3", "net_v3", 0)]
-    publishing.write_route(repository, *(variant(*model) for model in models))
+    write_route(repository, variant("v1", "net_v1", 90), variant("v2", "net_v2", 10), variant("v3", "net_v3"))
     set_weights(repository, v1=0, v2=0, v3=1)
 
     rollback(repository, NET, None)
@@ -237,10 +235,8 @@ def set_weights(repository: Path, **shares: float) -> None:
 
 def test_rollback_changes_all_routes_or_none(repository):
     store_versions(repository, 2)
-    models = [("v1", "net_v1", 0), ("v2", "net_v2", 1), ("copy", "net_v2", 2)]
-    publishing.write_route(repository, *(variant(*model) for model in models))
-    store_router(repository, "q")
-    (repository / "q.route.json").write_text(json.dumps(document(variant("v2", "net_v2", 1))))
+    write_route(repository, variant("v1", "net_v1"), variant("v2", "net_v2", 1), variant("copy", "net_v2", 2))
+    store_router(repository, "q", document(variant("v2", "net_v2", 1)))
 
     with pytest.raises(WrongUsage, match=r"route 'q' has no version of 'net' before 2"):
         rollback(repository, NET, None)
@@ -260,8 +256,8 @@ def test_rollback_leaves_other_models_alone(repository):
     store_versions(repository, 2)
     store_adding(repository, "other", 5)
     store_ensemble(repository, "other_v1", "other", 1)
-    models = [("v1", "net_v1", 50), ("o", "other_v1", 40), ("v2", "net_v2", 10)]
-    publishing.write_route(repository, *(variant(*model) for model in models))
+    other = variant("o", "other_v1", 40)
+    write_route(repository, variant("v1", "net_v1", 50), other, variant("v2", "net_v2", 10))
 
     rollback(repository, NET, None)
 
@@ -377,10 +373,9 @@ def test_staged_files_are_removed_before_the_end_is_written(repository):
     with transaction.locked_repository(repository, None, print) as locked:
         operation, workspace = locked.begin("publish", NET, 2)
         (workspace.staging / "new").mkdir()
+        journal = transaction.OperationJournal(locked.journal.folder, locked.journal.events, refuse)
         with pytest.raises(OSError, match="full"):
-            transaction.OperationJournal(locked.journal.folder, locked.journal.events, refuse).write(
-                "undone", operation
-            )
+            journal.write("undone", operation)
 
     assert not workspace.staging.exists()
 

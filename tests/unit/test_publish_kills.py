@@ -109,26 +109,31 @@ def failed(begin: Path, folder: Path, last: str) -> Path:
     return folder
 
 
+# The end of each command, and that of one that is killed before its first line in the journal.
+ENDS = {
+    "publish": ("published", "published"),
+    "undo": ("before", "before"),
+    "retire": ("before", "published"),
+    "add": ("added", "added"),
+    "remove": ("before", "added"),
+    "replace": ("replaced", "replaced"),
+    "undo_replace": ("added", "added"),
+}
+# The trees before and after the operation that a command recovers.
+RECOVERED = {"publish": ("before", "published"), "undo": ("before", "published"), "add": ("before", "added")}
+RECOVERED |= {"replace": ("added", "replaced"), "undo_replace": ("added", "replaced")}
+# How the progress of the last action begins, after which the operation has to be undone.
+UNDONE_AFTER = {"undo": f"{ROUTE}: generation", "undo_replace": "small: added"}
+
+
 @pytest.fixture
 def start(trees, tmp_path) -> Callable[[str], Site]:
     def make(command: str) -> Site:
-        begin = {
-            "publish": lambda: committed(trees["before"], trees["published"], tmp_path / "begin"),
-            "undo": lambda: failed(
-                committed(trees["before"], trees["published"], tmp_path / "commit"),
-                tmp_path / "begin",
-                f"{ROUTE}: generation",
-            ),
-            "add": lambda: committed(trees["before"], trees["added"], tmp_path / "begin"),
-            "replace": lambda: committed(trees["added"], trees["replaced"], tmp_path / "begin"),
-            "undo_replace": lambda: failed(
-                committed(trees["added"], trees["replaced"], tmp_path / "commit"),
-                tmp_path / "begin",
-                "small: added",
-            ),
-            "retire": lambda: trees["published"],
-            "remove": lambda: trees["added"],
-        }[command]()
+        begin = trees[ENDS[command][1]]
+        if command in RECOVERED:
+            begin = committed(*(trees[name] for name in RECOVERED[command]), tmp_path / "commit")
+        if command in UNDONE_AFTER:
+            begin = failed(begin, tmp_path / "begin", UNDONE_AFTER[command])
         site = Site(begin, tmp_path / "now" / "models")
         site.reset()
         return site
@@ -148,16 +153,6 @@ def run(
         site.recover(server_info, report)
 
 
-# The end of each command, and that of one that is killed before its first line in the journal.
-ENDS = {
-    "publish": ("published", "published"),
-    "undo": ("before", "before"),
-    "retire": ("before", "published"),
-    "add": ("added", "added"),
-    "remove": ("before", "added"),
-    "replace": ("replaced", "replaced"),
-    "undo_replace": ("added", "added"),
-}
 SLOW = ("add", "remove", "undo_replace")
 
 

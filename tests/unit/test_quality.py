@@ -84,26 +84,25 @@ class Response:
         return dict.fromkeys(names, self._array)
 
 
-def observed(scores: object, classes: frozenset[int] | None = None) -> list:
-    quality = RouteQuality(sink := Sink(), ClassificationOutputs())
+def observed(array: object, classes: frozenset[int] | None = None, task: object = None) -> tuple[dict, list]:
+    """Return what was observed of a response, and what was added to the metrics."""
+    quality = RouteQuality(sink := Sink(), task or ClassificationOutputs())
     quality.use(classes)
-    quality.observe(Response(scores), None, LABELS)
-    return sink.added
+    return quality.observe(Response(array), None, LABELS), sink.added
 
 
 def test_each_task_reports_its_own_signals():
-    quality = RouteQuality(sink := Sink(), ReadingOutputs())
-    quality.use(frozenset({1}))
+    seen, added = observed(np.float32([[0.5, 1.0]]), frozenset({1}), ReadingOutputs())
 
-    assert quality.observe(Response(np.float32([[0.5, 1.0]])), None, LABELS) == {"lines": 2}
-    assert sink.added == [("confidence", 0.75, LABELS), ("found", 2, LABELS)]
+    assert seen == {"lines": 2}
+    assert added == [("confidence", 0.75, LABELS), ("found", 2, LABELS)]
 
 
 def test_classes_outside_of_the_reference_are_other():
     """Without a reference no class is counted, so that its values stay few."""
     scores = np.eye(4, dtype=np.float32)[[1, 3]]
 
-    without, with_one = observed(scores), observed(scores, classes=frozenset({1}))
+    (_, without), (_, with_one) = observed(scores), observed(scores, classes=frozenset({1}))
 
     assert [sample[0] for sample in without] == ["confidence"] * 2 + ["entropy"] * 2
     assert [sample[2]["class"] for sample in with_one if sample[0] == "predicted_total"] == ["1", "other"]
@@ -111,13 +110,13 @@ def test_classes_outside_of_the_reference_are_other():
 
 
 def test_best_class_of_the_first_image_is_returned():
-    response = Response(np.array([[0.1, 0.7, 0.2], [1, 0, 0]], np.float32))
+    scores = np.array([[0.1, 0.7, 0.2], [1, 0, 0]], np.float32)
 
     for names, label in {("a", "b", "c"): "b", ("a",): "1"}.items():
-        quality = RouteQuality(Sink(), ClassificationOutputs(class_names=names))
-        assert quality.observe(response, None, LABELS) == {"label": label, "confidence": 0.7}
+        (seen, _) = observed(scores, task=ClassificationOutputs(class_names=names))
+        assert seen == {"label": label, "confidence": 0.7}
 
 
 @pytest.mark.parametrize("scores", [RuntimeError("planted"), None, np.zeros((0, 5), np.float32)])
 def test_failure_harms_no_request(scores):
-    assert observed(scores) == []
+    assert observed(scores) == ({}, [])

@@ -10,22 +10,17 @@ import pytest
 from nereid.base.assets import STATE, TEXT_REPOSITORY
 from nereid.models.publish.network import copy_pinned_model
 from nereid.models.publish.remove import find_parts
+from nereid.repository import repository_index
 from nereid.repository.check import check
 from nereid.repository.instance_sizing import Machine, plan_instances
-from nereid.repository.repository_index import (
-    PinnedModel,
-    pinned_models,
-    readable_configs,
-    steps_of,
-    thread_budget,
-    unused_models,
-)
+from nereid.repository.repository_index import PinnedModel, readable_configs, steps_of, thread_budget
 from tests.tables import cases
 from tests.unit.test_check import edit, write
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}
 FINDERS = [("text_detect", 1), ("text_direction", 1)]
 PLAIN, CPU = "read_text_v1/config.pbtxt", "read_text_v1/configs/cpu.pbtxt"
+DETECT = "text_detect/config.pbtxt"
 PIN = PinnedModel("read_text_v1", "text_recognise", 1, "", 0)
 
 
@@ -42,37 +37,30 @@ def test_default_repository_has_no_failures(repository):
     assert failures(repository) == ""
 
 
-RECOGNISER_OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -1 ] }\n'
-NETWORK_VERSION = '"network_version" value { string_value: "%d" }'
+VERSION = '"network_version" value { string_value: "%d" }'
+FIRST_STEP, SECOND_STEP = 'string_value: "text_detect"', 'string_value: "text_direction"'
+UNSERVED = "{ specific { versions: [ 2 ] } }"
+OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+OTHER_INPUTS = "inputs of 'text_direction': expected TYPE_FP32 [3, -1, -1], got "
+OTHER_OUTPUTS = "outputs of 'text_recognise': expected TYPE_INT64 [-1], TYPE_FP32 [-1], "
+NO_CHARACTERS = "expected the metadata 'character' with one character per line, got none"
+
+
+def take_other_network(repository: Path) -> None:
+    networks = (repository / name / "1" / "model.onnx" for name in ("text_direction", "text_recognise"))
+    shutil.copy2(*networks)
 
 
 @cases(
-    version=(
-        edit(CPU, NETWORK_VERSION % 1, NETWORK_VERSION % 9),
-        "names version 9 of 'text_recognise', which is not there",
-    ),
+    version=(edit(CPU, VERSION % 1, VERSION % 9), "names version 9 of 'text_recognise', which is not there"),
     parameter=(edit(CPU, '"in_process"', '"here"'), "expected in_process or served, got 'here'"),
-    unserved=(
-        edit("text_detect/config.pbtxt", "{ all {} }", "{ specific { versions: [ 2 ] } }"),
-        "version 1 of 'text_detect' is not served",
-    ),
-    swapped=(
-        edit(PLAIN, 'string_value: "text_detect"', 'string_value: "text_direction"'),
-        "inputs of 'text_direction': expected TYPE_FP32 [3, -1, -1], got ",
-    ),
-    output=(
-        edit("text_recognise/config.pbtxt", RECOGNISER_OUTPUT, ""),
-        "outputs of 'text_recognise': expected TYPE_INT64 [-1], TYPE_FP32 [-1], ",
-    ),
-    batches=(
-        edit("text_detect/config.pbtxt", "max_batch_size: 8", "max_batch_size: 0"),
-        "expected max_batch_size 1 or more, got 0",
-    ),
-    profile=(
-        edit(CPU, 'string_value: "text_direction"', 'string_value: "text_detect"'),
-        "expected version 1 of 'text_direction'",
-    ),
+    unserved=(edit(DETECT, "{ all {} }", UNSERVED), "version 1 of 'text_detect' is not served"),
+    swapped=(edit(PLAIN, FIRST_STEP, SECOND_STEP), OTHER_INPUTS),
+    output=(edit("text_recognise/config.pbtxt", OUTPUT, ""), OTHER_OUTPUTS),
+    batches=(edit(DETECT, "batch_size: 8", "batch_size: 0"), "expected max_batch_size 1 or more, got 0"),
+    profile=(edit(CPU, SECOND_STEP, FIRST_STEP), "expected version 1 of 'text_direction'"),
     bad_fields=(write("read_waybill_v1/waybill.json", '{"fields": []}'), "waybill.json': "),
+    characters=(take_other_network, NO_CHARACTERS),
 )
 def test_check_finds_what_prevents_a_load(damage, reason, repository):
     damage(repository)
@@ -80,26 +68,18 @@ def test_check_finds_what_prevents_a_load(damage, reason, repository):
     assert reason in failures(repository)
 
 
-def test_recogniser_without_characters_is_found(repository):
-    other = repository / "text_direction" / "1" / "model.onnx"
-    shutil.copy2(other, repository / "text_recognise" / "1" / "model.onnx")
-
-    assert "expected the metadata 'character' with one character per line, got none" in failures(repository)
-
-
 @pytest.mark.parametrize("profile", ["", "cpu"])
 def test_reader_pins_its_recogniser(repository, profile):
-    pin_of = {pin.model: pin for pin in pinned_models(repository, readable_configs(repository, profile))}
+    configs = readable_configs(repository, profile)
 
-    assert pin_of["read_text_v1"] == PIN
-    steps = steps_of(readable_configs(repository, profile)["read_text_v1"])
-    assert steps == [*FINDERS, ("text_recognise", 1)]
+    assert PIN in repository_index.pinned_models(repository, configs)
+    assert steps_of(configs["read_text_v1"]) == [*FINDERS, ("text_recognise", 1)]
 
 
 def test_networks_in_the_process_are_not_loaded_again(repository):
     """They are models only where the reader sends requests to them."""
-    assert unused_models(repository, "cpu") == NETWORKS
-    assert unused_models(repository, "") == set()
+    assert repository_index.unused_models(repository, "cpu") == NETWORKS
+    assert repository_index.unused_models(repository, "") == set()
     assert {entry.model for entry in thread_budget(repository, "cpu")} == {"read_text_v1", "read_waybill_v1"}
     assert {entry.model for entry in thread_budget(repository, "")} == NETWORKS
 

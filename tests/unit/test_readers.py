@@ -29,16 +29,14 @@ MISSING = {"name": "weight", "value": None, "confidence": 0, "box": None, "valid
 
 
 def texts(*values: bytes) -> np.ndarray:
-    return np.array([values], dtype=object).reshape(1, len(values))
+    return np.array([values], dtype=object)
 
 
 def reading(*lines: str, fields: tuple[Any, ...] | None = None) -> bytes:
-    count = len(lines)
-    box = np.tile(np.array(CORNERS, np.float32), (1, count, 1, 1))
     tensors = {
         "text": texts(*(line.encode() for line in lines)),
-        "confidence": np.full((1, count), 0.25, np.float32),
-        "box": box.reshape(1, count, 4, 2),
+        "confidence": np.full((1, len(lines)), 0.25, np.float32),
+        "box": np.tile(np.array(CORNERS, np.float32), (1, len(lines), 1, 1)),
     }
     if fields is not None:
         tensors["field"] = texts(*(json.dumps(field).encode() for field in fields))
@@ -46,10 +44,9 @@ def reading(*lines: str, fields: tuple[Any, ...] | None = None) -> bytes:
 
 
 def detection(*labels: str) -> bytes:
-    count = len(labels)
     return tensor_response(
-        box=np.tile(np.array([1, 2, 5, 4], np.float32), (1, count, 1)).reshape(1, count, 4),
-        score=np.full((1, count), 0.75, np.float32),
+        box=np.tile(np.array([1, 2, 5, 4], np.float32), (1, len(labels), 1)),
+        score=np.full((1, len(labels)), 0.75, np.float32),
         label=texts(*(label.encode() for label in labels)),
     )
 

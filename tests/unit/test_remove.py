@@ -17,6 +17,7 @@ from tests.tables import cases
 from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.process
+UNDONE = r"was undone: .* out of memory"
 
 
 @pytest.fixture
@@ -65,10 +66,7 @@ def test_refused_replacement_leaves_the_old_model(accepted, repository, file, ot
     server, before = Picky(repository), contents(repository)
     was, server.accepted = (dict(server.loaded), dict(server.configs)), accepted
 
-    with (
-        running(server) as server_info,
-        pytest.raises(OperationFailed, match=r"was undone: .* out of memory"),
-    ):
+    with running(server) as server_info, pytest.raises(OperationFailed, match=UNDONE):
         add(repository, request(other, is_replacing=True), server_info)
 
     assert contents(repository) == before
@@ -84,7 +82,7 @@ def test_refused_old_model_is_reported_after_a_refused_replacement(repository, f
     server.refused = "small"
 
     with running(server) as server_info:
-        with pytest.raises(OperationFailed, match=r"was undone: .* out of memory"):
+        with pytest.raises(OperationFailed, match=UNDONE):
             add(repository, request(other, is_replacing=True), server_info, lines.append)
         assert contents(repository) == before
         assert {"small_network", "small_v1"} <= server.loaded.keys()

@@ -7,11 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from typer.testing import CliRunner
 
 from nereid.base import files
 from nereid.base.errors import WrongUsage
-from nereid.cli.main import app
 from nereid.models.rollout import commands
 from nereid.models.rollout.controller import Controller
 from nereid.models.rollout.plan import BOUNDS
@@ -41,13 +39,16 @@ class Behaviour:
 class Simulation(Rollouts):
     """A route with variants `old` and `new`, a fake server of it, and a controller with its own clock."""
 
-    def __init__(self, folder, server, server_info) -> None:
+    def __init__(self, server, server_info) -> None:
         super().__init__(server.repository, server_info, hold_s=5, slo_ms=32)
-        self.folder, self.server = folder, server
-        self.log, self.now_s, self.requests = [], 0.0, REQUESTS
+        self.server, self.log, self.now_s, self.requests = server, [], 0.0, REQUESTS
         self.behaviour = {"old": Behaviour(), "new": Behaviour()}
         self.is_up = True
         self.replace_controller()
+
+    def use(self, **more) -> None:
+        """Make the route that of before a rollout, with these fields."""
+        replace(self.location.path, json.dumps(before(**more)).encode())
 
     def replace_controller(self) -> None:
         self.controller = Controller(
@@ -102,30 +103,24 @@ class Simulation(Rollouts):
                 series = f'{labels},outcome="ok",chosen="{chosen}",le="{bound}"'
                 self.server.counts[f"request_duration_seconds_bucket{{{series}}}"] += requests - failed
 
-    def nereid(self, *words: str):
-        environment = {"XDG_RUNTIME_DIR": str(self.folder), "NEREID_REPOSITORY": str(self.server.repository)}
-        return CliRunner().invoke(app, ["rollout", *words], env=environment)
+
+@pytest.fixture
+def repository(tmp_path):
+    for name in ("old", "new"):
+        store_adding(tmp_path / "models", f"net_{name}", 1)
+    store_router(tmp_path / "models", ROUTE, before())
+    return tmp_path / "models"
 
 
 @pytest.fixture
-def rollout(tmp_path):
+def rollout(repository, tmp_path):
     """A simulation whose candidate is as good as its control."""
-    repository = tmp_path / "models"
-    repository.mkdir()
-    for name in ("old", "new"):
-        store_adding(repository, f"net_{name}", 1)
-    store_router(repository, ROUTE)
-    use(repository, before())
     with (
         run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)}), repository) as folder,
         running(server := FakeServer(repository)) as server_info,
     ):
         run_dir.write(folder, server_info)
-        yield Simulation(tmp_path, server, server_info)
-
-
-def use(repository, content) -> None:
-    replace(repository / f"{ROUTE}.route.json", json.dumps(content).encode())
+        yield Simulation(server, server_info)
 
 
 def is_rolled_back(rollout) -> bool:
@@ -159,7 +154,7 @@ def test_bad_candidate_loses_the_traffic(behaviour, steps, reason, rollout):
 
 def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout):
     """What it answers for the control counts for neither: the step pauses, and its repetition decides."""
-    use(rollout.server.repository, before(fallbacks=["new"]))
+    rollout.use(fallbacks=["new"])
     rollout.start_measuring(hold_s=8)
     rollout.behaviour["old"].breaker = 2
     rollout.look(7)
@@ -185,19 +180,19 @@ def test_candidate_that_is_not_loaded_gets_no_traffic(rollout):
     assert state.reasons == ("the candidate is not ready: 'new' names version 1 of 'net_new': not ready",)
 
 
-def test_too_little_traffic_pauses_and_says_so(rollout):
+def test_too_little_traffic_pauses_and_says_so(rollout, nereid):
     """Nothing is decided without requests, also in a step begun anew by `resume`, and after `promote`."""
     rollout.requests = 0
     rollout.start(patience_s=8)
     state = rollout.run("paused")
     assert state.reasons == ("no decision within 8 s", "0 of at least 50 requests of the candidate")
     assert rollout.weights() == {"old": 90, "new": 10}
-    assert "paused at step 10 %: no decision within 8 s" in rollout.nereid("status").stdout
+    assert "paused at step 10 %: no decision within 8 s" in nereid("rollout", "status").stdout
 
     with files.locked_file(folder_of(rollout.server.repository) / commands.CONTROLLER_LOCK, "a controller"):
-        assert rollout.nereid("resume").exit_code == 0
+        assert nereid("rollout", "resume").exit_code == 0
         rollout.run("measuring")
-        assert rollout.nereid("promote", "--reason", "tested elsewhere").exit_code == 0
+        assert nereid("rollout", "promote", "--reason", "tested elsewhere").exit_code == 0
     rollout.look()
     assert rollout.weights() == {"old": 0, "new": 100}
     assert rollout.run("paused").reasons[1] == "0 of at least 50 requests of the candidate"
@@ -278,21 +273,21 @@ def test_hooks_run_and_a_failing_one_pauses(rollout, tmp_path):
     assert rollout.weights() == {"old": 100, "new": 0}
 
 
-def test_abort_works_without_a_controller_and_only_once(rollout):
+def test_abort_works_without_a_controller_and_only_once(rollout, nereid):
     """The command itself withdraws the candidate; a second one does not end a rollback that is under way."""
     rollout.start_measuring()
     commands.issue(rollout.location, "abort", "second thoughts")
 
-    refused = rollout.nereid("abort")
+    refused = nereid("rollout", "abort")
     assert (refused.exit_code, "cannot abort: rollout" in refused.stderr) == (1, True)
     assert "rolling back from step 10 %" in refused.stderr
     commands.finish(rollout.location, lambda: rollout.server_info, print)
     assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
 
     rollout.start_measuring()
-    assert rollout.nereid("abort").exit_code == 0
+    assert nereid("rollout", "abort").exit_code == 0
     assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
-    assert rollout.nereid("abort").exit_code == 1
+    assert nereid("rollout", "abort").exit_code == 1
 
 
 def test_withdrawal_is_written_without_a_server(rollout):
@@ -306,7 +301,7 @@ def test_withdrawal_is_written_without_a_server(rollout):
 
 
 def test_restarted_server_continues_the_rollout(rollout):
-    """Counters begin anew, and no request is counted twice: the controller waits, and goes on."""
+    """Counters restart at zero, and no request is counted twice: the controller waits, then continues."""
     rollout.start_measuring(hold_s=20)
     rollout.look(6)
     counted = rollout.state.look.events["error"][0].requests
@@ -343,11 +338,11 @@ def forecast(rollout, plan, requests: int):
     return needs
 
 
-def test_impossible_rollouts_are_refused(rollout):
+def test_impossible_rollouts_are_refused(rollout, nereid):
     with pytest.raises(WrongUsage, match="unknown candidate 'v9': expected a variant of the route, old, new"):
         rollout.start(candidate="v9")
     rollout.start()
-    refused = rollout.nereid("start", "new")
+    refused = nereid("rollout", "start", "new")
     message = "cannot start a rollout of 'new': the rollout of 'new' on route 'r' is at step 10 %"
     assert (refused.exit_code, message in refused.stderr) == (1, True)
 
@@ -361,7 +356,7 @@ def test_killed_controller_is_continued(errors, result, notes, rollout):
     rollout.behaviour["new"].errors, rollout.requests, is_killed, kills = errors, 4000, True, 0
     promoted = result == "promoted"
     while is_killed:
-        use(rollout.server.repository, before())
+        rollout.use()
         rollout.location.history.path.unlink(missing_ok=True)
         rollout.start(steps=[50, 100], hold_s=1)
         rollout.replace_controller()
@@ -375,9 +370,8 @@ def test_killed_controller_is_continued(errors, result, notes, rollout):
 
         assert (rollout.state.phase, rollout.state.result) == ("ended", result), kills
         assert rollout.weights() == {"old": 100 * (not promoted), "new": 100 * promoted}
-        assert RunningServer(rollout.server_info).route_status(ROUTE).sha256s == {
-            read_route_file(rollout.location).sha256
-        }
+        served = RunningServer(rollout.server_info).route_status(ROUTE).sha256s
+        assert served == {read_route_file(rollout.location).sha256}
         # Each change is in the history once, or is first seen by the next one after a kill.
         seen = Counter(entry.note for entry in read_route_file(rollout.location).all_entries)
         assert max(seen[note] for note in notes) == 1, (kills, seen)

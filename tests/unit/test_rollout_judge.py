@@ -8,15 +8,7 @@ import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
 from nereid.models.rollout import judge
-from nereid.models.rollout.judge import (
-    BettingTest,
-    EventCount,
-    EventLimit,
-    PairCounts,
-    StepJudge,
-    StepLimits,
-    StepOutcome,
-)
+from nereid.models.rollout.judge import BettingTest, EventCount, EventLimit, StepJudge, StepOutcome
 from tests.tables import cases
 
 BOUNDS = (0.005, 0.01, 0.02, 0.05)
@@ -96,22 +88,22 @@ def test_split_test_is_that_of_scipy():
     assert judge.split_p_value(130, 1000, 0.1) == pytest.approx(expected)
 
 
-def step_limits(**changed) -> StepLimits:
-    values = {"events": (EventLimit("error", max_rate=0.2, increase=0.01),), "max_latency_ratio": 1.2}
-    values |= {"risk": 0.01, "miss_risk": 0.01, "min_requests": 100}
-    return StepLimits(**values | changed)
+LIMIT = EventLimit("error", max_rate=0.2, increase=0.01)
+LIMITS = judge.StepLimits((LIMIT,), max_latency_ratio=1.2, risk=0.01, miss_risk=0.01, min_requests=100)
 
 
-def look(candidate: EventCount, control: EventCount, ours: int = 1, theirs: int = 1) -> PairCounts:
+def look(candidate: tuple[int, int], control: tuple[int, int], ours: int = 1) -> judge.PairCounts:
+    """Return counts of requests and errors; those of the candidate are in the bucket `ours` of latency."""
     latencies = [0] * 5, [0] * 5
-    latencies[0][ours], latencies[1][theirs] = candidate.requests, control.requests
-    return PairCounts({"error": (candidate, control)}, latencies, (candidate.requests, control.requests))
+    latencies[0][ours], latencies[1][1] = candidate[0], control[0]
+    events = {"error": (EventCount(*candidate), EventCount(*control))}
+    return judge.PairCounts(events, latencies, (candidate[0], control[0]))
 
 
 def test_good_candidate_passes_when_the_step_is_over():
-    step, said = StepJudge(step_limits(), 0.5, BOUNDS), []
+    step, said = StepJudge(LIMITS, 0.5, BOUNDS), []
     for _ in range(200):
-        step.add(look(EventCount(50, 0), EventCount(50, 0)))
+        step.add(look((50, 0), (50, 0)))
         said.append(step.verdict(is_over=False).reasons[0].split(", ")[-1])
 
     assert [*dict.fromkeys(said)] == [
@@ -122,26 +114,17 @@ def test_good_candidate_passes_when_the_step_is_over():
     assert step.verdict(is_over=True).outcome == StepOutcome.PASS
 
 
+WORSE = "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control"
+
+
 @cases(
-    over_the_limit=(
-        look(EventCount(400, 160), EventCount(400, 160)),
-        StepOutcome.FAIL,
-        "over the limit of 20.00%",
-    ),
-    worse=(
-        look(EventCount(3000, 300), EventCount(3000, 30)),
-        StepOutcome.FAIL,
-        "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control",
-    ),
-    slower=(
-        look(EventCount(9000, 0), EventCount(9000, 0), 2, 1),
-        StepOutcome.FAIL,
-        "is 2.00 times the control's",
-    ),
-    broken_split=(look(EventCount(9000, 0), EventCount(8000, 0)), StepOutcome.INCONCLUSIVE, "expected 50.0%"),
+    over_the_limit=(look((400, 160), (400, 160)), StepOutcome.FAIL, "over the limit of 20.00%"),
+    worse=(look((3000, 300), (3000, 30)), StepOutcome.FAIL, WORSE),
+    slower=(look((9000, 0), (9000, 0), ours=2), StepOutcome.FAIL, "is 2.00 times the control's"),
+    broken_split=(look((9000, 0), (8000, 0)), StepOutcome.INCONCLUSIVE, "expected 50.0%"),
 )
 def test_verdict_names_what_decided(seen, outcome, words):
-    step = StepJudge(step_limits(), 0.5, BOUNDS)
+    step = StepJudge(LIMITS, 0.5, BOUNDS)
     step.add(seen)
 
     verdict = step.verdict(is_over=True)
@@ -152,8 +135,8 @@ def test_verdict_names_what_decided(seen, outcome, words):
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
 def test_needed_requests_are_enough_for_an_equal_candidate(share):
-    limit, rng = EventLimit("error", 0.2, 0.01), np.random.default_rng(5)
-    total = judge.requests_needed(limit, share, 0.002, 0.01)
+    rng = np.random.default_rng(5)
+    total = judge.requests_needed(LIMIT, share, 0.002, 0.01)
     ours = round(total * share)
     passed = 0
     for _ in range(200):

@@ -72,6 +72,7 @@ def test_breaker_that_was_open_may_close():
     open=([OPEN], {}, LOOKS_OF_HOLD, (StepOutcome.FAIL, FAILED)),
     failed_trial=([OPEN, HALF_OPEN, OPEN], {}, LOOKS_OF_HOLD, (StepOutcome.FAIL, FAILED)),
     both=([BOTH], {}, LOOKS_OF_HOLD, (StepOutcome.INCONCLUSIVE, NO_COMPARISON)),
+    last_step=([OPEN], {"step": 100, "requests": 0}, LOOKS_OF_HOLD, (StepOutcome.FAIL, FAILED)),
     # With a tenth of few requests, nothing could close it before.
     few_requests=([OPEN], {"requests": LITTLE}, LOOKS_OF_TRIALS, (StepOutcome.FAIL, FAILED)),
     long_pauses=([OPEN], {"open_s": 2 * HOLD_S}, LOOKS_OF_PAUSES, (StepOutcome.FAIL, FAILED)),
@@ -82,10 +83,6 @@ def test_breaker_that_stays_open_decides_after_the_hold_and_trials(states, optio
 
     assert {outcome for outcome, _ in decisions[:-1]} == {StepOutcome.CONTINUE}
     assert decisions[-1] == last
-
-
-def test_last_step_needs_no_control():
-    assert verdicts(LOOKS_OF_HOLD + 1, OPEN, step=100, requests=0)[-1] == (StepOutcome.FAIL, FAILED)
 
 
 def test_open_breaker_of_a_shadow_decides_nothing():

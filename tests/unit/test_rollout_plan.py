@@ -21,7 +21,7 @@ from nereid.models.rollout.rollout_journal import Rollout, RolloutActive, Rollou
 from nereid.models.rollout.service import metrics
 from nereid.models.routes.location import RouteFileSnapshot
 from tests.http_receiver import receiving
-from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
+from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number
 from tests.routes import document, variant
 from tests.tables import cases, rows
 
@@ -31,9 +31,8 @@ PAIR = Pair(("new", "2"), ("old", "1"), "rollout-new")
 
 def loaded(*variants, **more) -> LoadedRoute:
     route = parse_route(json.dumps(document(*variants, **more)).encode())
-    return LoadedRoute(
-        route, "", {entry.name: str(number) for number, entry in enumerate(route.variants, start=1)}
-    )
+    versions = {entry.name: str(number) for number, entry in enumerate(route.variants, start=1)}
+    return LoadedRoute(route, "", versions)
 
 
 def rollout(**changed) -> Rollout:
@@ -106,7 +105,6 @@ def present(found: LoadedRoute) -> RouteFileSnapshot:
 
 
 def test_sticky_keys_move_only_to_the_candidate():
-    """A key that has got the candidate keeps it in all later steps."""
     base = loaded(variant("old", "net_old", 100), variant("new", "net_new", 0))
     moved: set[str] = set()
     for step in range(3):
@@ -142,11 +140,8 @@ def test_waiting_keeps_the_reasons_of_a_decision():
     assert (ended.result, ended.waiting) == ("rolled back", "")
 
 
-def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
+def test_publications_wait_for_the_end_of_a_rollout(repository, tmp_path):
     """Commands are rejected with the step; `nereid watch` tries the file again later."""
-    repository = tmp_path / "models"
-    repository.mkdir()
-    store_published(repository)
     with started(repository):
         pass
     message = f"the rollout of 'new' on route '{ROUTE}' is at step 1 %; fix: wait, or nereid rollout abort"

@@ -30,12 +30,9 @@ from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerInfo
 from tests.fake_server import killed_at
 from tests.publishing import contents, unchanged
+from tests.routes import store_router
 from tests.tables import cases
 
-CONFIG = """backend: "ab_router"
-output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
-parameters { key: "route" value { string_value: "classify.route.json" } }
-"""
 V1 = {"name": "v1", "model": "first", "version": 1, "weight": 90}
 V2 = {"name": "v2", "model": "second", "version": 3, "weight": 10}
 ROUTE = {"variants": [V1, V2], "default": "v1", "salts": {"variants": "salt", "shadows": "pepper"}}
@@ -46,10 +43,9 @@ SET, SET_FILE = ["set", "v1=1", "--offline"], ["set", "--file", "-", "--offline"
 @pytest.fixture
 def repository(tmp_path):
     folder = tmp_path / "repository"
-    for version in ("classify/1", "first/1", "second/3"):
+    for version in ("first/1", "second/3"):
         (folder / version).mkdir(parents=True)
-    (folder / "classify" / "config.pbtxt").write_text(CONFIG)
-    (folder / "classify.route.json").write_text(json.dumps(ROUTE))
+    store_router(folder, "classify", ROUTE)
     return folder
 
 
@@ -153,10 +149,7 @@ FAILURES = {
     "all 0": (["set", "v1=0", "v2=0", "--offline"], "one weight must be positive, got 0 for all"),
     "bytes": (SET_FILE, "stdin: JSON must be UTF-8"),
     "network": (["diff", "--file", "-"], "model 'classify' names version 3 of 'third', which is not there"),
-    "no server": (
-        ["set", "v1=1"],
-        "no server is running for '{repository}'; fix: nereid serve, or write",
-    ),
+    "no server": (["set", "v1=1"], "no server is running for '{repository}'; fix: nereid serve, or write"),
     "generation": (["revert", "4"], "cannot revert: the history has no generation 4, it has: 0"),
     "no other": (["revert"], "cannot revert '{repository}/" + FILE + "': its history has no other route"),
     "request": (
@@ -182,14 +175,13 @@ def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words
     assert done.stderr.startswith("error: " + message.format(repository=repository))
 
 
+NO_HISTORY = f"'/proc/{HISTORY}': No such file or directory"
+
+
 @cases(
     folder=(Path.mkdir, SET, "'{path}': Is a directory"),
     pipe=(os.mkfifo, ["show"], "'{path}': expected a regular file"),
-    not_writable=(
-        lambda path: path.symlink_to("/proc/classify.route.json"),
-        SET_FILE,
-        "'/proc/classify.route.history.jsonl': No such file or directory",
-    ),
+    not_writable=(lambda path: path.symlink_to(f"/proc/{FILE}"), SET_FILE, NO_HISTORY),
 )
 def test_unusable_file_is_named(make, words, message, nereid, repository):
     """A file that cannot be read or written is an error in one line; none blocks the command."""
@@ -329,31 +321,25 @@ RULED = ROUTE | {
 }
 
 
-BY_SCORE = "v1 serves because it has the highest score of all variants for key 'alice'."
+BY_SCORE = "it has the highest score of all variants for key 'alice'."
+BY_HEADER = "its header rule is met: x-route-tenant is one of acme, zoo."
 BY_CHANCE = "Chance decides, by weight: v1 90 %, v2 10 %."
 
 
 @cases(
-    variant=(["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
-    version=(
-        ["--version", "3", "--key", "k"],
-        "v2",
-        "v2 serves because it is the first variant whose network has version 3.",
-    ),
-    header=(
-        ["--header", "X-Route-Tenant=zoo"],
-        "v2",
-        "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
-    ),
+    variant=(["--variant", "v2"], "v2", "the request names variant 'v2'."),
+    version=(["--version", "3", "--key", "k"], "v2", "it is the first variant whose network has version 3."),
+    header=(["--header", "X-Route-Tenant=zoo"], "v2", BY_HEADER),
     header_of_a_key=(["--header", "x-route-key=alice"], "v1", BY_SCORE),
     key=(["--key", "alice"], "v1", BY_SCORE),
     other_header=(["--header", "cookie=v2"], "", BY_CHANCE),
 )
-def test_choice_is_explained(words, variant, why, nereid, repository):
+def test_choice_is_explained(words, variant, reason, nereid, repository):
     (repository / FILE).write_text(json.dumps(RULED))
 
     output = json.loads(nereid("explain", *words, "--json").stdout)
 
+    why = f"{variant} serves because {reason}" if variant else reason
     assert (output["variant"], output["why"].startswith(why)) == (variant, True)
     assert nereid("explain", *words).stdout.startswith(output["why"])
     assert output["ignored"] == (["cookie"] if "cookie=v2" in words else [])

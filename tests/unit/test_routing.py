@@ -171,26 +171,22 @@ def variant(**fields) -> bytes:
     return changed(variants=[ONE | fields])
 
 
+UNKNOWN_FIELD = "Object contains unknown field `wieghts`: expected one of variants, default, salts"
+SHADOW_V1 = {"name": "v1", "model": "m", "version": 1, "percent": 5}
+INFINITE = variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999')
+
+
 @cases(
     cut=(b'{"variants": [', "Input data was truncated"),
     empty=(changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
-    unknown=(
-        changed(wieghts=1),
-        "Object contains unknown field `wieghts`: expected one of variants, default, salts",
-    ),
+    unknown=(changed(wieghts=1), UNKNOWN_FIELD),
     default=(changed(default="v9"), "default must be one of v1, got 'v9'"),
     limit=(changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
-    twice=(
-        changed(shadows=[{"name": "v1", "model": "m", "version": 1, "percent": 5}]),
-        "names of variants and shadows must differ, got v1, v1",
-    ),
+    twice=(changed(shadows=[SHADOW_V1]), "names of variants and shadows must differ, got v1, v1"),
     weights=(variant(weight=0), "one weight must be positive, got 0 for all"),
     tiny_weight=(variant(weight=1e-320), "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9.99989e-321"),
     not_a_number=(variant(weight=float("nan")), "JSON is malformed: invalid character"),
-    infinite=(
-        variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
-        "Number out of range - at `$.variants[0]",
-    ),
+    infinite=(INFINITE, "Number out of range - at `$.variants[0]"),
     name=(variant(name="v1\n"), "Expected `str` matching regex"),
     header=(variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
 )
@@ -201,25 +197,22 @@ def test_wrong_route_is_rejected(text, message):
 
 ROUTE = routes.document(routes.variant("v1", "net", 9), routes.variant("v2", "pinned", 1))
 DARK = {"name": "dark", "model": "net", "version": 2, "percent": 1}
-STEP = 'model_name: "net" model_version: 2 output_map { key: "y" value: "scores" }'
-PINNED = f"ensemble_scheduling {{ step {{ {STEP} }} }}"
 
 
 def write(route: dict) -> bytes:
     return json.dumps(route).encode()
 
 
+DEFAULT_V9 = write(ROUTE | {"default": "v9"})
+
+
 @pytest.fixture
 def config(tmp_path) -> ModelConfig:
     """A route in a repository of a network with two versions and a pinned ensemble."""
-    for folder in ("r/1", "net/1", "net/2", "pinned/1"):
+    for folder in ("net/1", "net/2"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "pinned" / "config.pbtxt").write_text(PINNED)
-    (tmp_path / "r" / "config.pbtxt").write_text(
-        'backend: "ab_router" output { name: "scores" } '
-        'parameters { key: "route" value { string_value: "r.route.json" } }'
-    )
-    (tmp_path / "r.route.json").write_bytes(write(ROUTE))
+    routes.store_ensemble(tmp_path, "pinned", "net", 2)
+    routes.store_router(tmp_path, "r", ROUTE)
     return ModelConfig.from_file(tmp_path / "r", 1)
 
 
@@ -263,11 +256,9 @@ NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
     name=(NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
 )
 def test_variants_tensors_must_be_those_of_the_route(text, message, tmp_path):
-    for folder in ("r/1", "net/1"):
-        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "net" / "1").mkdir(parents=True)
     (tmp_path / "net" / "config.pbtxt").write_text(text)
-    added = 'output { name: "variant" data_type: TYPE_STRING dims: [ 1 ] }'
-    (tmp_path / "r" / "config.pbtxt").write_text(f'backend: "ab_router" {NET % 3} {added}')
+    routes.store_router(tmp_path, "r", config=NET % 3)
     config = ModelConfig.from_file(tmp_path / "r", 1)
 
     with pytest.raises(InvalidConfig, match=message) if message else nullcontext():
@@ -314,10 +305,7 @@ def test_swapped_link_is_read(config):
 
 @cases(
     empty=(Path.touch, "Input data was truncated"),
-    wrong=(
-        lambda path: path.write_bytes(write(ROUTE | {"default": "v9"})),
-        "default must be one of v1, v2, got 'v9'",
-    ),
+    wrong=(lambda path: path.write_bytes(DEFAULT_V9), "default must be one of v1, v2, got 'v9'"),
     gone=(lambda path: None, "cannot read '.*r.route.json': No such file or directory"),
     folder=(Path.mkdir, "Is a directory"),
     pipe=(os.mkfifo, "expected a regular file"),

@@ -71,16 +71,16 @@ def test_network_is_run_at_load(tmp_path, datatype):
     assert ran == []
 
 
-def test_variable_dim_fails_the_load_with_the_parameter(tmp_path):
-    io = tensor("input", "x", "FP32", [-1]) + tensor("output", "y", "FP32", [-1])
-
-    with pytest.raises(errors.InvalidConfig, match=r"expected inputs of fixed dims, got 'x' \[-1\]"):
-        opened(tmp_path, identity("FP32", ["N", "M"]), "max_batch_size: 8\n" + io + warming("1"))
+VARIABLE = "max_batch_size: 8\n" + tensor("input", "x", "FP32", [-1]) + tensor("output", "y", "FP32", [-1])
 
 
-def test_failing_run_fails_the_load(tmp_path):
-    with pytest.raises(errors.InvalidConfig, match=r"run of 1 row\(s\) of zeros at load: unavailable"):
-        opened(tmp_path, fragile(), FRAGILE_IO + warming("1"))
+@cases(
+    variable_dim=(identity("FP32", ["N", "M"]), VARIABLE, r"expected inputs of fixed dims, got 'x' \[-1\]"),
+    failing_run=(fragile(), FRAGILE_IO, r"run of 1 row\(s\) of zeros at load: unavailable"),
+)
+def test_run_that_is_impossible_fails_the_load(model, io, message, tmp_path):
+    with pytest.raises(errors.InvalidConfig, match=message):
+        opened(tmp_path, model, io + warming("1"))
 
 
 INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"
@@ -192,18 +192,6 @@ def rows(count: int, first: float = 0) -> np.ndarray:
     return np.arange(count * 3, dtype=np.float32).reshape(count, 3) + np.float32(first)
 
 
-def test_results_are_those_of_each_request(session):
-    run = CudaGraphRuns(np, "cpu", 0)
-    inputs = [rows(count, first) for first, count in enumerate([2, 1, 2, 4, 1, 2])]
-
-    results = [run(session, {"x": x}, ["total", "y"], OPTIONS) for x in inputs]
-
-    for x, (total, y) in zip(inputs, results, strict=True):
-        assert (y.dtype, total.dtype) == (np.float32, np.float32)
-        np.testing.assert_array_equal(y, 2 * x)
-        np.testing.assert_array_equal(total, x.sum(axis=1))
-
-
 class Counting:
     def __init__(self) -> None:
         self.shapes = []
@@ -219,16 +207,20 @@ class Counting:
     asarray, ascontiguousarray = staticmethod(np.asarray), staticmethod(np.ascontiguousarray)
 
 
-def test_rows_are_filled_up_to_the_next_size(session):
+@cases(filled_up_to_the_next_size=([4, 1], [4, 1, 5, 7]), recorded_by_number=([], [3, 2, 4, 1, 5, 7]))
+def test_results_are_those_of_each_request(sizes, recorded, session):
     counting = Counting()
-    run = CudaGraphRuns(counting, "cpu", 0, sizes=[4, 1])
+    run = CudaGraphRuns(counting, "cpu", 0, sizes=sizes)
+    inputs = [rows(count, first) for first, count in enumerate([3, 2, 4, 1, 3, 5, 2])]
+    inputs += [np.arange(42, dtype=np.float32).reshape(7, 6)[:, ::2]] * 2  # parts of a larger array
 
-    for count in (3, 2, 4, 1, 3, 5):
-        total, y = run(session, {"x": rows(count, count)}, ["total", "y"], OPTIONS)
-        np.testing.assert_array_equal(y, 2 * rows(count, count))
-        np.testing.assert_array_equal(total, rows(count, count).sum(axis=1))
+    results = [run(session, {"x": x}, ["total", "y"], OPTIONS) for x in inputs]
 
-    assert counting.shapes == [(4, 3), (4,), (4, 3), (1, 3), (1,), (1, 3), (5, 3), (5,), (5, 3)]
+    for x, (total, y) in zip(inputs, results, strict=True):
+        assert (y.dtype, total.dtype) == (np.float32, np.float32)
+        np.testing.assert_array_equal(y, 2 * x)
+        np.testing.assert_array_equal(total, x.sum(axis=1))
+    assert counting.shapes == [shape for count in recorded for shape in ((count, 3), (count,), (count, 3))]
 
 
 def test_output_without_a_row_for_each_input_is_refused(session):
@@ -262,12 +254,3 @@ def test_number_of_recordings_is_limited(session):
         np.testing.assert_array_equal(y, 2 * rows(count))
 
     assert counting.shapes == [(1, 3), (1, 3), (2, 3), (2, 3)]
-
-
-def test_parts_of_a_larger_array_are_copied(session):
-    run = CudaGraphRuns(np, "cpu", 0)
-    wide = np.arange(24, dtype=np.float32).reshape(4, 6)
-
-    for _ in range(2):
-        (y,) = run(session, {"x": wide[:, ::2]}, ["y"], OPTIONS)
-        np.testing.assert_array_equal(y, 2 * wide[:, ::2])

@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.server_flags import backend_config_values, flag_values
 from nereid.base.errors import ServerError
-from nereid.cli.main import app
 from nereid.server import installation, ports, preflight, run_dir
 from nereid.server.command_line import TritonOptions, environment
 from nereid.server.embedded_server import unservable_models
@@ -93,15 +91,14 @@ def test_run_directory_may_vanish_while_the_next_one_is_made(base):
         assert other.is_dir()
 
 
-def test_newest_server_of_the_repository_is_found_and_the_others_named(base, tmp_path):
-    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+def test_newest_server_of_the_repository_is_found_and_the_others_named(base, repository, nereid):
     ports = Ports(*free_ports(3))
-    with run_dir.occupy(base, REPOSITORY) as one, run_dir.occupy(base, REPOSITORY) as other:
-        run_dir.write(one, server_info(REPOSITORY, pid=1001, ports=ports, health_port=0))
-        alone = CliRunner().invoke(app, ["versions", "classify"], env=environment)
-        run_dir.write(other, server_info(REPOSITORY, pid=1002, ports=ports, health_port=0))
-        both = CliRunner().invoke(app, ["versions", "classify"], env=environment)
-        assert run_dir.find(base, REPOSITORY).pid == 1002
+    with run_dir.occupy(base, repository) as one, run_dir.occupy(base, repository) as other:
+        run_dir.write(one, server_info(repository, pid=1001, ports=ports, health_port=0))
+        alone = nereid("versions", "classify")
+        run_dir.write(other, server_info(repository, pid=1002, ports=ports, health_port=0))
+        both = nereid("versions", "classify")
+        assert run_dir.find(base, repository).pid == 1002
 
     assert "note:" not in alone.stderr
     note = (

@@ -1,7 +1,6 @@
 """ONNX Runtime's options from a config: every parameter and accelerator of NVIDIA's backend."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -292,51 +291,47 @@ UNSUPPORTED = "unsupported cudnn_conv_algo_search value '3' is requested"
 UNKNOWN = "unknown Execution Accelerator '{}' is requested"
 
 
-def from_flag(flag: str) -> None:
-    BackendSettings.from_command_line([OURS + flag])
+def gpu_block(name: str, **parameters: str) -> ModelConfig:
+    return accelerated(gpu=[(name, parameters)])
 
 
-def from_parameter(key: str, text: str, kind: str = "CPU") -> None:
-    session_settings(config({key: text}, kind))
-
-
-def from_gpu_block(name: str, parameters: dict[str, str], available: Sequence[str] = ALL) -> None:
-    providers(accelerated(gpu=[(name, parameters)]), available)
-
-
-def from_cpu_block(name: str, available: Sequence[str]) -> None:
-    providers(accelerated(cpu=[(name, {})], kind="CPU"), available)
-
-
-BIG = {"max_workspace_size_bytes": "big"}
+UNSIGNED = "unsigned long long integral number"
 NO_BF16 = "unsupported precision mode 'BF16' is requested"
 MODE = "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
 NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {CUDA}, {CPU}; fix: install "
 
 
-@rows(
-    (from_flag, ("default-max-batch-size=many",), unreadable("many")),
-    (from_flag, ("enable-global-threadpool=yes",), unreadable("yes", "boolean")),
-    (from_parameter, ("execution_mode", "2"), MODE),
-    (from_parameter, ("inter_op_thread_count", ""), unreadable("")),
-    (from_parameter, ("enable_mem_arena", "yes"), unreadable("yes", "boolean")),
-    (from_parameter, ("nereid.run_batch_size", "two"), unreadable("two")),
-    (from_parameter, ("cudnn_conv_algo_search", "3", "GPU"), UNSUPPORTED),
-    (from_gpu_block, ("tensorrt", {"precision_mode": "BF16"}), NO_BF16),
-    (from_gpu_block, ("tensorrt", {"trt_what": "1"}), UNKNOWN_TENSORRT.format("trt_what")),
-    (from_gpu_block, ("tensorrt", {"device_id": "0"}), UNKNOWN_TENSORRT.format("device_id")),
-    (from_gpu_block, ("tensorrt", BIG), unreadable("big", "unsigned long long integral number")),
-    (from_gpu_block, ("cuda", {"do_copy_in_default_stream": "yes"}), unreadable("yes", "boolean")),
-    (from_gpu_block, ("openvino", {}), UNKNOWN.format("openvino")),
-    (from_gpu_block, ("tensorrt", {}, (CUDA, CPU)), NO_TENSORRT + "onnxruntime-gpu, or use KIND_CPU"),
-    (from_cpu_block, ("tensorrt", ALL), UNKNOWN.format("tensorrt")),
+@cases(
+    execution_mode=(config({"execution_mode": "2"}), ALL, MODE),
+    thread_count=(config({"inter_op_thread_count": ""}), ALL, unreadable("")),
+    memory_arena=(config({"enable_mem_arena": "yes"}), ALL, unreadable("yes", "boolean")),
+    run_batch_size=(config({"nereid.run_batch_size": "two"}), ALL, unreadable("two")),
+    convolution_search=(config({"cudnn_conv_algo_search": "3"}, "GPU"), ALL, UNSUPPORTED),
+    tensorrt_precision=(gpu_block("tensorrt", precision_mode="BF16"), ALL, NO_BF16),
+    tensorrt_key=(gpu_block("tensorrt", trt_what="1"), ALL, UNKNOWN_TENSORRT.format("trt_what")),
+    tensorrt_device=(gpu_block("tensorrt", device_id="0"), ALL, UNKNOWN_TENSORRT.format("device_id")),
+    tensorrt_size=(gpu_block("tensorrt", max_workspace_size_bytes="big"), ALL, unreadable("big", UNSIGNED)),
+    cuda_switch=(gpu_block("cuda", do_copy_in_default_stream="yes"), ALL, unreadable("yes", "boolean")),
+    openvino_on_gpu=(gpu_block("openvino"), ALL, UNKNOWN.format("openvino")),
+    without_tensorrt=(gpu_block("tensorrt"), [CUDA, CPU], NO_TENSORRT + "onnxruntime-gpu, or use KIND_CPU"),
+    tensorrt_on_cpu=(accelerated(cpu=[("tensorrt", {})], kind="CPU"), ALL, UNKNOWN.format("tensorrt")),
     # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
-    (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    without_openvino=(accelerated(cpu=[("openvino", {})], kind="CPU"), [CPU], UNKNOWN.format("openvino")),
 )
-def test_wrong_setting_has_the_official_message(read, arguments, message):
+def test_wrong_setting_has_the_official_message(model, available, message, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+
     with pytest.raises(InvalidConfig, match=f"^{re.escape(message)}$"):
-        read(*arguments)
+        session_settings(model)
+
+
+@rows(
+    ("default-max-batch-size=many", unreadable("many")),
+    ("enable-global-threadpool=yes", unreadable("yes", "boolean")),
+)
+def test_wrong_flag_has_the_official_message(flag, message):
+    with pytest.raises(InvalidConfig, match=f"^{re.escape(message)}$"):
+        BackendSettings.from_command_line([OURS + flag])
 
 
 def on_gpu(folder: Path, **kinds: str) -> ModelConfig:

@@ -299,35 +299,32 @@ def usage(pid: int, name: str, cpu_s: float, memory: int = 1) -> Usage:
     return Usage(Process(pid, pid), name, 1, cpu_s, memory)
 
 
-def pages_of(*looks: list[Usage]) -> list[dict[tuple[str, str], float]]:
+MEMORY, CPU = "nereid_process_memory_bytes", "nereid_process_cpu_seconds_total"
+
+
+def pages_of(*looks: list[Usage]) -> list[MetricSamples]:
     remaining = iter(looks)
     metrics = ProcessMetrics(lambda: next(remaining))
-    return [
-        {
-            (name.removeprefix("nereid_process_"), process): value
-            for name in page.samples
-            for (process,), value in page.sums(name, "process").items()
-        }
-        for page in (MetricSamples.parse(metrics.page()) for _ in looks)
-    ]
+    return [MetricSamples.parse(metrics.page()) for _ in looks]
 
 
 def test_processes_of_one_name_are_added():
     (page,) = pages_of([usage(1, "dogs", 2.5, 30), usage(2, "dogs", 1.0, 20), usage(3, "cats", 4.0, 10)])
 
-    memory = {("memory_bytes", "dogs"): 50, ("memory_bytes", "cats"): 10}
-    assert page == memory | {("cpu_seconds_total", "dogs"): 3.5, ("cpu_seconds_total", "cats"): 4.0}
+    assert page.sums(MEMORY, "process") == {("dogs",): 50, ("cats",): 10}
+    assert page.sums(CPU, "process") == {("dogs",): 3.5, ("cats",): 4.0}
+    assert {*page.samples} == {MEMORY, CPU}
 
 
 def test_cpu_time_never_falls():
     looks = ([(1, 5.0), (2, 3.0)], [(1, 6.0), (7, 0.5)], [(1, 6.0), (7, 2.0)], [])
     pages = pages_of(*([usage(pid, "dogs", seconds) for pid, seconds in look] for look in looks))
 
-    assert [page["cpu_seconds_total", "dogs"] for page in pages] == [8.0, 9.5, 11.0, 11.0]
-    assert ("memory_bytes", "dogs") not in pages[-1]
+    assert [page.sums(CPU, "process")["dogs",] for page in pages] == [8.0, 9.5, 11.0, 11.0]
+    assert pages[-1].sums(MEMORY, "process") == {}
 
 
 def test_a_reused_pid_is_another_process():
     first, second = Usage(Process(1, 10), "dogs", 1, 5.0, 1), Usage(Process(1, 20), "dogs", 1, 1.0, 1)
 
-    assert [page["cpu_seconds_total", "dogs"] for page in pages_of([first], [second])] == [5.0, 6.0]
+    assert [page.total(CPU) for page in pages_of([first], [second])] == [5.0, 6.0]

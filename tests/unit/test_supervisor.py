@@ -93,8 +93,9 @@ class Driver:
         """Have Triton start new instances of the model for all old ones."""
         assert self.supervisor.change_instances("eyes", [stub.process for stub in BOTH], self.now_s) == []
 
-    def add(self, stub: Stub) -> None:
-        self.found, self.states = (*self.found, stub), self.states | {stub.process: LIVES}
+    def add(self, *stubs: Stub) -> None:
+        self.found, self.states = (*self.found, *stubs), self.states | {stub.process: LIVES for stub in stubs}
+        self.see()
 
     def judge(
         self, probe: Probe, failure: str | None = UNHEALTHY, started_at: float | None = None
@@ -121,10 +122,8 @@ def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
     assert driver.see() == [DEAD]
     assert driver.start_repair() == [BY_PID]
     assert driver.see() == [ReportBroken({"eyes": "is being loaded again"})]
-    driver.add(NEW)
-    driver.add(NEXT)
-    driver.see(later_s=0.5)
-    done = driver.end_repair()
+    driver.add(NEW, NEXT)
+    done = driver.end_repair(took_s=0.5)
 
     assert done == [Log("model 'eyes' version 1 had a dead stub (found by pid): loaded again in 0.5 s")]
     assert driver.see() == [ReportBroken({})]
@@ -179,7 +178,6 @@ def test_instance_that_a_repair_does_not_start_again_stays_gone(driver):
     assert driver.die(SECOND) == [ReportBroken({"eyes": "the process of 'eyes_0_1' is dead"}), ReadIndex()]
     driver.start_repair()
     driver.add(NEW)
-    driver.see()
 
     done = driver.end_repair()
 
@@ -194,7 +192,6 @@ def test_polled_instance_that_a_repair_does_not_start_again_is_given_up():
     driver.die(SECOND)
     driver.repair()
     driver.add(NEW)
-    driver.see()
 
     assert driver.see(later_s=POLL_MODE_DELAY_S + 1)[-1] == ReadIndex()
     assert driver.start_repair() == [Log(FEWER)]
@@ -244,10 +241,8 @@ def test_polled_repository_gets_time_until_the_next_look():
 def test_stub_with_a_failed_device_is_replaced(driver):
     assert driver.report(FIRST.process.pid) == [FAILED, ReadIndex()]
     assert driver.start_repair() == [Reload("eyes", frozenset({1}), "device")]
-    driver.add(NEW)
-    driver.add(NEXT)
-    driver.see(later_s=0.5)
-    (line,) = driver.end_repair()
+    driver.add(NEW, NEXT)
+    (line,) = driver.end_repair(took_s=0.5)
 
     assert line == Log("model 'eyes' version 1 had a failed device: loaded again in 0.5 s")
     assert driver.see() == [ReportBroken({})]
@@ -402,7 +397,7 @@ def test_old_stubs_are_killed_after_a_while(driver, interrupted):
     driver.die()
     driver.start_repair()
     driver.interrupt_repair() if interrupted else driver.end_repair()
-    driver.found, driver.states = (SECOND, NEW), driver.states | {NEW.process: LIVES}
+    driver.add(NEW)
 
     assert not any(isinstance(command, Kill) for command in driver.see(later_s=KILL_AFTER_S - 1))
     assert Kill(SECOND.process) in (late := driver.see(later_s=1.1))
@@ -420,29 +415,26 @@ def test_healthy_stubs_stay_after_a_refused_reload(driver):
     assert not driver.supervisor.is_emptied([SECOND])
 
 
+def after_deaths(count: int, living: Stub) -> tuple[Driver, list[Command]]:
+    """Let instances of a model die, the others after the repair of the first; returns the last commands."""
+    old = [Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(count)]
+    driver = Driver(stubs=(*old, living))
+    driver.die(old[0])
+    driver.repair()
+    return driver, driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
+
+
 @pytest.mark.parametrize(("count", "ends"), [(MAX_DEAD_PROCESSES - 1, False), (MAX_DEAD_PROCESSES, True)])
 def test_too_many_dead_instances_restart_the_server(count, ends):
     """Each dead instance holds threads in the server; running old instances do not count."""
-    old = tuple(Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(count))
-    running = Stub(Process(99, 99), "eyes", 1, "eyes_1_0")
-    driver = Driver(stubs=(*old, running))
-    driver.die(old[0])
-    driver.start_repair()
-    driver.end_repair()
-
-    commands = driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
+    _, commands = after_deaths(count, Stub(Process(99, 99), "eyes", 1, "eyes_1_0"))
 
     expected = [End(f"{count} dead instances still occupy its threads and memory")]
     assert [command for command in commands if isinstance(command, End)] == expected * ends
 
 
 def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
-    old = tuple(Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(MAX_DEAD_PROCESSES - 1))
-    driver = Driver(stubs=(*old, OTHER))
-    driver.die(old[0])
-    driver.start_repair()
-    driver.end_repair()
-    driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
+    driver, _ = after_deaths(MAX_DEAD_PROCESSES - 1, OTHER)
 
     commands = driver.die(OTHER)
 
@@ -454,7 +446,6 @@ def test_retired_instance_that_dies_is_not_repaired(driver):
     """After a change to fewer instances, no new stub takes the place of an old one."""
     driver.change_instances()
     driver.add(NEW)
-    driver.see()
 
     assert driver.die(SECOND) == [ReportBroken({})]
     assert driver.report(SECOND.process.pid) == [ReportBroken({})]

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
@@ -19,8 +19,14 @@ from nereid.gateway.tls import TlsListener, http2_context
 from tests.gateways import Upstream, asynchronous, gateway, until
 from tests.tables import cases
 
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 MINE, OTHERS = "127.0.0.1", "127.0.0.2"
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+def each_loop(request):
+    asyncio.set_event_loop_policy(request.param())
+    yield
+    asyncio.set_event_loop_policy(None)
 
 
 class Echo(asyncio.Protocol):
@@ -53,21 +59,30 @@ async def silent(port: int, source: str) -> asyncio.StreamReader:
     return reader
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@asynccontextmanager
+async def listening(certificate):
+    """Echo over TLS on a port, and leave no handshake behind."""
+    opened = socket.create_server(("127.0.0.1", 0))
+    listener = TlsListener(opened, http2_context(certificate, None), Echo)
+    yield listener, opened.getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    assert listener._handshakes == {}
+
+
+@pytest.mark.usefixtures("each_loop")
 @cases(
     of_an_address=({"MAX_OF_PEER": 2}, [OTHERS] * 4 + [MINE], [True, True, False, False, False]),
-    of_all=({"MAX_HANDSHAKES": 3}, [MINE, *[OTHERS] * 3], [False, True, False, False]),
+    of_all=({"MAX_HANDSHAKES": 3}, [MINE, OTHERS, OTHERS, "127.0.0.3"], [False, True, False, False]),
     not_reached=({"MAX_OF_PEER": 4}, [OTHERS] * 4 + [MINE], [False] * 5),
 )
-def test_unfinished_handshakes_are_limited(limits, sources, closed, certificate, monkeypatch, loop):
+@asynchronous
+async def test_unfinished_handshakes_are_limited(limits, sources, closed, certificate, monkeypatch):
     """The oldest ones of the address end; clients that finish theirs are served, from any address."""
     for name, value in limits.items():
         monkeypatch.setattr(tls, name, value)
 
-    async def run() -> None:
-        opened = socket.create_server(("127.0.0.1", 0))
-        listener = TlsListener(opened, http2_context(certificate, None), Echo)
-        port = opened.getsockname()[1]
+    async with listening(certificate) as (_, port):
         readers = [await silent(port, source) for source in sources]
 
         await until(lambda: sum(reader.at_eof() for reader in readers) >= sum(closed))
@@ -76,58 +91,40 @@ def test_unfinished_handshakes_are_limited(limits, sources, closed, certificate,
         for source in (MINE, OTHERS):
             assert await echo(port, certificate, source) == b"hello"
 
-        listener.close()
-        for reader in readers:
-            assert await reader.read() == b""
-            reader.writer.close()
-        await listener.wait_closed()
-        assert listener._handshakes == {}
-
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(asyncio.wait_for(run(), 60))
+    for reader in readers:
+        assert await reader.read() == b""
+        reader.writer.close()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_connections_that_arrive_together_are_limited(certificate, monkeypatch, loop):
+@pytest.mark.usefixtures("each_loop")
+@asynchronous
+async def test_connections_that_arrive_together_are_limited(certificate, monkeypatch):
     """All of them are accepted in one turn of the event loop."""
     monkeypatch.setattr(tls, "MAX_OF_PEER", 2)
 
-    async def run() -> None:
-        opened = socket.create_server(("127.0.0.1", 0), backlog=64)
-        clients = [socket.create_connection(opened.getsockname()) for _ in range(20)]
-        listener = TlsListener(opened, http2_context(certificate, None), Echo)
+    async with listening(certificate) as (listener, port):
+        clients = [socket.create_connection((MINE, port)) for _ in range(20)]
         await until(lambda: sum(map(len, listener._handshakes.values())) == 2)
         await asyncio.sleep(0.05)
         assert sum(map(len, listener._handshakes.values())) == 2
-        listener.close()
-        await listener.wait_closed()
-        for client in clients:
-            client.close()
 
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(asyncio.wait_for(run(), 60))
+    for client in clients:
+        client.close()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_late_handshake_ends(certificate, monkeypatch, loop):
+@pytest.mark.usefixtures("each_loop")
+@asynchronous
+async def test_late_handshake_ends(certificate, monkeypatch):
     monkeypatch.setattr(tls, "HEAD_TIMEOUT_S", 0.1)
 
-    async def run() -> None:
-        opened = socket.create_server(("127.0.0.1", 0))
-        listener = TlsListener(opened, http2_context(certificate, None), Echo)
-        late, wrong = [await silent(opened.getsockname()[1], MINE) for _ in range(2)]
+    async with listening(certificate) as (_, port):
+        late, wrong = [await silent(port, MINE) for _ in range(2)]
         wrong.writer.write(b"GET / HTTP/1.1\r\n\r\n")
 
         for reader in (late, wrong):
             with suppress(ConnectionError):
                 await reader.read()
             reader.writer.close()
-        listener.close()
-        await listener.wait_closed()
-        assert listener._handshakes == {}
-
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(asyncio.wait_for(run(), 60))
 
 
 @asynchronous

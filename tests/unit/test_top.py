@@ -139,11 +139,10 @@ def test_a_restart_is_named_and_its_counts_are_new():
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_without_two_pages_there_are_no_rates(side):
-    missing = {"samples": None, "server": replace(SERVER, ready=False, trouble="no metrics")}
     both = {"before": reading(10), "after": reading(12)}
-    both[side] = replace(both[side], **missing)
+    both[side] = replace(both[side], samples=None, server=replace(SERVER, ready=False, trouble="no metrics"))
 
-    figures = measure(both["before"], both["after"])
+    figures = measure(**both)
 
     assert (figures.seconds, figures.routes, figures.models) == (None, [], [])
     assert figures.server.ready == (side == "before")
@@ -159,13 +158,13 @@ def test_machine_has_busy_cores_and_the_gpus_of_triton():
     assert gpus == [("GPU-1", 0.5, None), ("GPU-2", None, 70.0)]
 
 
-def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
+def gateway(read_s: float, predicted: int, shed: int, problem: str = "") -> GatewayReading:
     text = f"""nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="ok"}} {predicted}
 nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="overloaded"}} {shed}
 nereid_gateway_requests_total{{endpoint="/metrics",model="",outcome="ok"}} {predicted * 1000}
 nereid_gateway_in_flight 4
 nereid_gateway_limit 24"""
-    return GatewayReading(read_s, GATEWAY, None if trouble else MetricSamples.parse(text), trouble, [])
+    return GatewayReading(read_s, GATEWAY, None if problem else MetricSamples.parse(text), problem, [])
 
 
 def test_gateway_counts_requests_of_models():
@@ -182,7 +181,7 @@ def test_gateway_counts_requests_of_models():
 
 def lines(found: Top, width: int, height: int | None = None) -> list[str]:
     console = Console(file=(file := io.StringIO()), width=width, force_terminal=False)
-    console.print(view(found, width, height, "every 2 s; q ends"))
+    console.print(view(found, width, height, "every 2 s; q quits"))
     return file.getvalue().splitlines()
 
 

@@ -56,8 +56,12 @@ def searched(machine: Machine, objective=THROUGHPUT, until_s: float = 300.0) -> 
     return TuneReport("net", objective, default, *outcome, searching.seen, searching.failures)
 
 
-def verdict(objective: search.Objective, final: search.FinalComparison, seen: dict) -> str:
-    return TuneReport("net", objective, (), (("instances", 3),), final, seen, {}).verdict
+def verdict(objective: search.Objective, default: list, default_repeat: list, best: list) -> str:
+    """Return the verdict on a candidate after the final rounds."""
+    candidate = (("instances", 3),)
+    seen = {search.CURRENT_CONFIG: search.median(default), candidate: search.median(best)}
+    final = search.FinalComparison(default, default_repeat, best)
+    return TuneReport("net", objective, (), candidate, final, seen, {}).verdict
 
 
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
@@ -84,18 +88,11 @@ def test_deadline_is_held(until_s):
     assert result.reason()
 
 
-def test_gain_within_the_noise_keeps_the_default():
-    default_repeat = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
-    default, best = [{1: load(100)}] * 5, [{1: load(101)}] * 5
-    seen = {search.CURRENT_CONFIG: default[0], (("instances", 3),): best[0]}
+@cases(noise=((-3, 2, 4, -2, 3), "kept"), calm=((-0.3, 0.2, 0.4, -0.2, 0.3), "better"))
+def test_gain_within_the_noise_keeps_the_default(strays, expected):
+    default_repeat = [{1: load(100 + stray)} for stray in strays]
 
-    calm = [{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]
-    final_comparisons = [search.FinalComparison(default, rounds, best) for rounds in (default_repeat, calm)]
-
-    assert [verdict(THROUGHPUT, final, seen) for final in final_comparisons] == [
-        "kept",
-        "better",
-    ]
+    assert verdict(THROUGHPUT, [{1: load(100)}] * 5, default_repeat, [{1: load(101)}] * 5) == expected
 
 
 def test_p99_limits_the_concurrency_that_counts():
@@ -144,21 +141,19 @@ def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
     assert result.reason() == reason
 
 
-def test_default_that_rarely_misses_the_p99_still_counts():
-    """Only a default that nearly always misses the p99 is replaced without a gain."""
-    best = [{1: load(100, 49)}] * 3
-    late, near = {1: load(120, 51)}, {1: load(120, 45)}
+LATE, NEAR = {1: load(120, 51)}, {1: load(120, 45)}
 
-    def judged(default, default_repeat):
-        """Return the verdict on a faster default and a candidate that meets the p99."""
-        seen = {search.CURRENT_CONFIG: search.median(default), (("instances", 3),): search.median(best)}
-        return verdict(
-            search.Objective("throughput", 50), search.FinalComparison(default, default_repeat, best), seen
-        )
 
-    assert judged([late, late, near], [near, near, near]) == "kept"
-    assert judged([late, late, near], [near, late, late]) == "kept"
-    assert judged([late, late, late], [late, late, late]) == "better"
+@cases(
+    twice=([LATE, LATE, NEAR], [NEAR, NEAR, NEAR], "kept"),
+    often=([LATE, LATE, NEAR], [NEAR, LATE, LATE], "kept"),
+    always=([LATE, LATE, LATE], [LATE, LATE, LATE], "better"),
+)
+def test_default_that_rarely_misses_the_p99_still_counts(default, default_repeat, expected):
+    """Only a faster default that nearly always misses the p99 is replaced by a candidate that meets it."""
+    objective, best = search.Objective("throughput", 50), [{1: load(100, 49)}] * 3
+
+    assert verdict(objective, default, default_repeat, best) == expected
 
 
 def test_front_has_the_points_that_none_beats():

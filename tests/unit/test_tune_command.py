@@ -63,17 +63,6 @@ def test_command_line_is_read_as_the_same_options(monkeypatch):
     assert (done.exit_code, [replace(entry, images=tuple(entry.images)) for entry in read]) == (0, [options])
 
 
-LOAD = LoadResult(10.0, 5.0, 5.0, 5.0, 9, 0)
-BEST = (("instances", 3),)
-
-
-def found(*args):
-    samples = [{1: LOAD}] * 3
-    final = FinalComparison(samples, samples, [{1: replace(LOAD, rate=20.0)}] * 3)
-    seen = {CURRENT_CONFIG: samples[0], BEST: final.best[0]}
-    return TuneReport("classify_v1", Objective("throughput"), (("instances", 2),), BEST, final, seen, {})
-
-
 @pytest.mark.parametrize("as_json", [True, False])
 def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch, capsys, as_json):
     """A concurrent change of the config does not lose minutes of measurements."""
@@ -81,7 +70,11 @@ def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch,
 
     def changing(*args):
         (models / "classify_v1" / "configs" / "cpu.pbtxt").write_text("")
-        return found()
+        slow, fast = ([{1: LoadResult(rate, 5.0, 5.0, 5.0, 9, 0)}] * 3 for rate in (10.0, 20.0))
+        default, best = (("instances", 2),), (("instances", 3),)
+        seen = {CURRENT_CONFIG: slow[0], best: fast[0]}
+        final = FinalComparison(slow, slow, fast)
+        return TuneReport("classify_v1", Objective("throughput"), default, best, final, seen, {})
 
     monkeypatch.setattr(tuning, "run_search", changing)
 

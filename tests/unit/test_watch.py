@@ -22,7 +22,7 @@ from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.staged_version import Description, write_description
 from nereid.repository.checksums import digest
 from nereid.server.model_control import NotReached
-from tests.networks import ONE_INSTANCE, identity, store, tensor
+from tests.publishing import unchanged
 from tests.tables import cases, rows
 
 SETTLE_S = 2.0
@@ -609,22 +609,9 @@ def test_missing_folder_is_read_when_it_is_back(drop):
     assert drop.published == [("net", "a")]
 
 
-CONFIG = (
-    ONE_INSTANCE
-    + "max_batch_size: 8\nversion_policy { specific { versions: [ 1 ] } }\n"
-    + tensor("input", "x", "FP32", [2])
-    + tensor("output", "y", "FP32", [2])
-)
-
-
-@pytest.fixture
-def repository(tmp_path):
-    return store(tmp_path / "repository", "net", identity("FP32", ["batch", 2]), CONFIG).parents[2]
-
-
-def publish_to(repository: Path) -> drop_folder.Publish:
+def publish_to(repository: Path, find_server=lambda: None) -> drop_folder.Publish:
     limits = ExaminationLimits(max_slowdown=100, max_memory_ratio=100)
-    return watch.publication(repository, lambda: None, limits, 0, lambda line: None)
+    return watch.publication(repository, find_server, limits, 0, lambda line: None)
 
 
 @pytest.mark.parametrize("path", ["net@x.onnx", "net@x/net.onnx", "net@x/model.onnx/model.onnx"])
@@ -636,8 +623,8 @@ def test_newest_version_is_not_published_again(repository, tmp_path, path):
     if source.is_dir():
         (source / "README").write_text("about it")
 
-    assert publish_to(repository)("net", source) == ("net", 1)
-    assert [entry.name for entry in sorted((repository / "net").iterdir())] == ["1", "config.pbtxt"]
+    with unchanged(repository):
+        assert publish_to(repository)("net", source) == ("net", 1)
 
 
 def test_newest_version_that_was_adapted_is_not_published_again(repository, tmp_path):
@@ -653,9 +640,7 @@ def test_newest_version_that_was_adapted_is_not_published_again(repository, tmp_
 def test_server_is_looked_up_for_each_publication(repository):
     """The server may have restarted on other ports since the last publication."""
     looks: list[None] = []
-    publish = watch.publication(
-        repository, lambda: looks.append(None), ExaminationLimits(), 0, lambda line: None
-    )
+    publish = publish_to(repository, lambda: looks.append(None))
     assert looks == []
 
     for _ in range(3):
@@ -676,24 +661,24 @@ def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tm
 
 
 def test_failed_recovery_is_a_temporary_failure(repository, tmp_path):
-    (tmp_path / ".repository.nereid").mkdir()
-    (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
+    (tmp_path / ".models.nereid").mkdir()
+    (tmp_path / ".models.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
 
     with pytest.raises(drop_folder.TemporaryFailure, match="another release of nereid wrote it"):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 
-OVERLAP = ": it contains the repository '{0}/repository', or is inside"
+OVERLAP = ": it contains the repository '{0}/models', or is inside"
 
 
 @cases(
-    absent=("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
-    file=("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
-    in_repository=("link", "repository", "", "cannot watch '{0}/link'" + OVERLAP),
-    around_repository=(".", "repository", "", "cannot watch '{0}'" + OVERLAP),
+    absent=("absent", "models", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
+    file=("file", "models", "", "cannot watch '{0}/file': it is not a folder"),
+    in_repository=("link", "models", "", "cannot watch '{0}/link'" + OVERLAP),
+    around_repository=(".", "models", "", "cannot watch '{0}'" + OVERLAP),
     repository=("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
-    model=("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
-    share=("drop", "repository", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
+    model=("drop", "models", "other", "'{0}/models' has no network 'other', it has: net"),
+    share=("drop", "models", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
 )
 def test_watch_that_would_reject_every_file_is_wrong_usage(folder, target, model, reason, repository):
     base = repository.parent

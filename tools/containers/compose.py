@@ -23,7 +23,10 @@ from nereid.tasks.classify.client import Classifier
 
 TOOLS = Path(__file__).parent
 CHECKOUT = TOOLS.parent.parent
-MAKE_S, UP_S, COMMAND_S, PAGE_S = 900, 600, 180, 10
+MAKE_S = 900
+UP_S = 600
+COMMAND_S = 180
+PAGE_S = 10
 SERVICES = ("GATEWAY", "GATEWAY_GRPC", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "JAEGER", "LOCUST")
 PORTS = tuple(f"{service}_PORT" for service in SERVICES)
 # Names an engine that stays; otherwise each caller starts one, and deletes it.

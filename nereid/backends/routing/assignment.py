@@ -125,7 +125,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     breaker: BreakerSettings = BreakerSettings()
     fallbacks: Annotated[
         tuple[Name, ...],
-        Meta(description="Variants that replace the default one if it fails, too, in this order."),
+        Meta(description="Variants to try, in this order, if the default variant fails as well."),
     ] = ()
     answer: Annotated[
         dict[str, Any], Meta(description="Value of each output, for requests that no variant can answer.")
@@ -149,7 +149,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         for index, name in enumerate(self.fallbacks):
             others = [other for other in known if other not in (self.default, *self.fallbacks[:index])]
             if name not in others:
-                expected = f"one of {', '.join(others)}" if others else "left out: no other variant is left"
+                expected = f"one of {', '.join(others)}" if others else "omitted: no other variant remains"
                 raise ValueError(f"fallbacks[{index}] must be {expected}, got '{name}'")
         if self.answer and ANSWER in known:
             raise ValueError(f"no variant may be named '{ANSWER}' in a route with an answer")

@@ -365,7 +365,9 @@ class Attempt:
         self.variant, self.reason = choice.variant, choice.reason
         # A half-open breaker lets only the trial through.
         self.is_trial = health.breaker.state is BreakerState.HALF_OPEN
-        self.was_dead, self.has_live_instance, self.is_queued_on_dead_stub = health.is_dead, False, False
+        self.was_dead = health.is_dead
+        self.has_live_instance = False
+        self.is_queued_on_dead_stub = False
         self.started_at = now
         own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
         self._is_own_deadline = not 0 < client_s < own_s

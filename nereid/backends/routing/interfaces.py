@@ -10,7 +10,7 @@ import numpy as np
 from nereid.backends.routing.assignment import FORCED
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
-from nereid.base.tracing.context import TraceContext, continue_or_start_trace, new_trace, parse
+from nereid.base.tracing.context import TraceContext, continue_or_start_trace, new_trace, parse_traceparent
 from nereid.base.tracing.records import Record, Tracer, error_field, keep_field, never_raises, shortened, span
 
 # A model with this many attempts that are past their deadline and have not returned gets no more, because
@@ -124,7 +124,7 @@ class RequestTrace:
         self.is_probe = self.is_probe or PROBE_HEADER in parameters
         if self._tracer and not self.is_probe:
             context, self._parent = continue_or_start_trace(
-                parse(parameters.get(TRACE_PARAMETER, "")), self._tracer.sampling.share
+                parse_traceparent(parameters.get(TRACE_PARAMETER, "")), self._tracer.sampling.share
             )
             self._span = OpenSpan(context, f"route {self._route}")
             self._span.begin_ns = self._arrived_ns

@@ -87,7 +87,10 @@ class Shadows:
         in_flight: Callable[[], int],
     ) -> None:
         self._task, self._in_flight = task, in_flight
-        self._metrics, self._log, self._clock, self._random_unit = metrics, log, clock, random_unit
+        self._metrics = metrics
+        self._log = log
+        self._clock = clock
+        self._random_unit = random_unit
         self._lock = Lock()
         self._label = BoundedLabels()
         self._mirrors: set[_Mirror] = set()
@@ -181,7 +184,10 @@ class Shadows:
 
 class _Mirror:
     def __init__(self, attempt: Attempt, response: Any, shadow: Shadow, started_at: float) -> None:
-        self.attempt, self.response, self.shadow, self.started_at = attempt, response, shadow, started_at
+        self.attempt = attempt
+        self.response = response
+        self.shadow = shadow
+        self.started_at = started_at
         self.deadline = started_at + shadow.deadline_ms / 1e3
 
     def late_error(self) -> DeadlineExceeded:

@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from nereid.backends.routing import route_file
 from nereid.backends.routing.assignment import MAX_VARIANTS, Name, Version
-from nereid.backends.routing.route_file import read
 from nereid.base.errors import InvalidConfig
 
 # How many of a route's best classes are counted by index.
@@ -90,7 +90,7 @@ def read_reference(path: Path) -> Reference | None:
         InvalidConfig: it is not a reference, or cannot be read.
     """
     try:
-        return msgspec.json.decode(read(path)[0], type=Reference)
+        return msgspec.json.decode(route_file.read(path)[0], type=Reference)
     except FileNotFoundError:
         return None
     except InvalidConfig as error:
@@ -118,7 +118,7 @@ class ReferenceWatch:
         return frozenset(self.reference.classes) if self.reference and self.reference.classes else None
 
     def poll(self) -> bool:
-        """Reread the file, and keep its problem, if it has changed since the last call; return whether so."""
+        """Reread the file if it has changed since the last call, keeping any problem; return whether so."""
         now, modified_at = (0, 0, 0), 0.0
         with contextlib.suppress(OSError):
             status = self.path.stat()

@@ -8,7 +8,13 @@ from random import random
 from threading import Lock
 from typing import Any
 
-from nereid.backends.routing.assignment import ANSWER, LoadedRoute, VariantChoice, choose, lower
+from nereid.backends.routing import assignment
+from nereid.backends.routing.assignment import (
+    ANSWER,
+    LoadedRoute,
+    VariantChoice,
+    lower,
+)
 from nereid.backends.routing.attempts import (
     MAX_ABANDONED,
     AdmittedRequest,
@@ -137,7 +143,9 @@ class Router:
         self._health = VariantHealthRegistry(metrics, log)
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
-        self._is_full, self._clients_due_at, self._abandoned = False, -inf, 0
+        self._is_full = False
+        self._clients_due_at = -inf
+        self._abandoned = 0
         self._budget = RetryBudget()
         self._shadows = Shadows(task, metrics, log, clock, random_unit, lambda: self._in_flight)
         self._responses = Responses(metrics, observe, self._shadows)
@@ -281,7 +289,7 @@ class Router:
             self._check_client(admitted)
         try:
             admitted.request.check()
-            return choose(admitted.loaded, parameters, self._random_unit())
+            return assignment.choose(admitted.loaded, parameters, self._random_unit())
         except ServingError as error:
             if not admitted.trace.is_probe:
                 self._responses.count("", "", error.outcome, "")

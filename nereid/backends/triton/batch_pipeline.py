@@ -66,7 +66,7 @@ class SlotScheduler:
         return not self._waiting and set(self._states) == {_State.FREE}
 
     def on_submitted(self, batch: int) -> list[Command]:
-        """Return the commands that the arrival of a batch calls for, in order; so do the other methods."""
+        """Return the commands to run when a batch arrives, in order; the other methods do the same."""
         self._waiting.append(batch)
         return self._decode_next()
 

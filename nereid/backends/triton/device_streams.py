@@ -59,7 +59,7 @@ class DeviceStreams:
     """Streams and events of a pipeline; all methods but `wait` are called by one thread.
 
     Args:
-        cuda: `cupy.cuda`, or its twin in tests.
+        cuda: `cupy.cuda`, or a fake in tests.
         computing: stream of the network.
     """
 
@@ -201,7 +201,10 @@ class FusedBatch:
         on_run: Callable[[float, int], None],
     ) -> None:
         self.images = images_of(requests)
-        self._requests, self._after, self._trace, self._on_run = requests, after, trace, on_run
+        self._requests = requests
+        self._after = after
+        self._trace = trace
+        self._on_run = on_run
         self._errors: Sequence[ServingError | None] = [None] * len(self.images)
         self._times: Sequence[ImageTimes] = ()
 

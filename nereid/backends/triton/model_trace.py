@@ -11,7 +11,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import backend_config_values, server_command_line
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
 from nereid.base.errors import ServingError, is_fault
-from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
+from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse_traceparent
 from nereid.base.tracing.records import (
     TRACING_BACKEND,
     Record,
@@ -158,7 +158,7 @@ class _Traced(NamedTuple):
             return None
         if PROBE_HEADER in parameters or not (starts_traces or TRACE_PARAMETER in parameters):
             return None
-        caller = parse(str(parameters.get(TRACE_PARAMETER, "")))
+        caller = parse_traceparent(str(parameters.get(TRACE_PARAMETER, "")))
         context, parent = continue_or_start_trace(caller, tracer.sampling.share)
         sent_ns = parameters.get(SENT_PARAMETER, 0)
         request_id = shortened(str(request.request_id()))

@@ -22,7 +22,7 @@ from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metric_reporter import SIGNALS_FLUSH_INTERVAL_S, MetricReporter
 from nereid.backends.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
 from nereid.backends.triton.model_trace import open_tracer
-from nereid.backends.triton.tensors import log_info, log_warn, read_parameters, reject, send
+from nereid.backends.triton.tensors import log_info, log_warn, read_parameters, reject, send_response
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
 from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
@@ -261,7 +261,7 @@ class _TritonRequest:
         self._send(reject(error))
 
     def _send(self, response: Any) -> None:
-        send(self._request.get_response_sender(), response)
+        send_response(self._request.get_response_sender(), response)
 
 
 @lru_cache(256)

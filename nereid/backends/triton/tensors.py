@@ -76,7 +76,7 @@ def to_response(outcome: Mapping[str, Any] | ServingError) -> Any:
     return reject(outcome) if isinstance(outcome, ServingError) else respond(**outcome)
 
 
-def send(sender: Any, response: Any) -> None:
+def send_response(sender: Any, response: Any) -> None:
     """Send the only response of a request, from any thread, after `execute` has returned None."""
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -84,7 +84,7 @@ def send(sender: Any, response: Any) -> None:
 def send_or_log(sender: Any, response: Any) -> None:
     """Send the only response of a request; an error is logged, because other requests need responses."""
     try:
-        send(sender, response)
+        send_response(sender, response)
     except Exception as error:
         log_error(f"a response was not sent: {type(error).__name__}: {error}")
 

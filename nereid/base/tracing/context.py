@@ -35,7 +35,7 @@ class TraceContext:
         return TraceContext(self.trace_id, new_span_id(), self.is_sampled)
 
 
-def parse(traceparent: str) -> TraceContext | None:
+def parse_traceparent(traceparent: str) -> TraceContext | None:
     """Return the context in a `traceparent`, or None if the value is invalid."""
     if not (match := _TRACEPARENT.fullmatch(traceparent)):
         return None

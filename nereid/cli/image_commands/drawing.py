@@ -1,4 +1,4 @@
-"""Images with the boxes and texts of a result drawn on them."""
+"""Images with the boxes and text of a result drawn on them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ class OutputFiles:
     """The files that a command writes for its images.
 
     Args:
-        option: that names the target.
+        option: the option that names the target.
         target: a file for one image, or a folder.
-        suffixes: those by which a target is a file; a folder gets files of the first one.
-        images: number of images; 0 if it is not known.
+        suffixes: suffixes that mark the target as a file; in a folder, files get the first one.
+        images: number of images; 0 if unknown.
 
     Raises:
-        WrongUsage: the target is a file, but several images may come.
+        WrongUsage: the target is a file, but there may be several images.
     """
 
     def __init__(self, option: str, target: Path, suffixes: Sequence[str], images: int) -> None:
@@ -35,15 +35,15 @@ class OutputFiles:
             raise WrongUsage(f"{option}: '{target}' is a file, expected a folder for several images")
 
     def path_of(self, image: Path) -> Path:
-        """Return the file for an image, whose folder exists.
+        """Return the path of an image's file, and create its folder.
 
         Raises:
-            OSError: the image cannot be read again, or the folder cannot be made.
+            OSError: the image cannot be read again, or the folder cannot be created.
         """
         if not image.is_file():
             raise OSError(f"'{image}' is not a regular file")
         self._names[image.name] += 1
-        count = self._names[image.name]  # images of several folders may have one name
+        count = self._names[image.name]  # images in different folders may have the same name
         name = f"{image.name}{'' if count == 1 else f'-{count}'}{self._suffix}"
         path = self._target if self._is_file else self._target / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class OutputFiles:
 
 
 def draw(image: Path, marks: Sequence[Mark], path: Path) -> None:
-    """Draw boxes and texts on an upright image, and save it.
+    """Draw boxes and text on an upright image, and save it.
 
     Raises:
         OSError: the image cannot be read again, or the drawing cannot be written.
@@ -65,7 +65,7 @@ def draw(image: Path, marks: Sequence[Mark], path: Path) -> None:
 
 
 def draw_marks(picture: Image.Image, marks: Sequence[Mark]) -> None:
-    """Draw boxes and their texts on an RGB image, in place."""
+    """Draw boxes and their text on an RGB image, in place."""
     pen, scale = ImageDraw.Draw(picture), max(picture.size)
     width, font = max(1, scale // 500), _font(max(10, scale // 70))
     for index, (corners, text) in enumerate(marks):

@@ -59,7 +59,7 @@ JsonLines: TypeAlias = Annotated[bool, typer.Option("--jsonl", help="Print one l
 Draw: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="Draw boxes and texts on a copy of each image: a folder, or a file for one image.",
+        help="Draw boxes and text on a copy of each image: a folder, or a file for one image.",
         metavar="OUT",
     ),
 ]
@@ -100,11 +100,11 @@ def _options(task: Task, texts: CommandTexts) -> dict[str, tuple[Any, Any]]:
     )
     watch = typer.Option(help=f"Then {task.name} each new image in this folder, until Ctrl-C.", metavar="DIR")
     is_common = task.default_repository == REPOSITORY
-    of_task = f"the models of task `{task.name}` in this checkout or package"
+    task_models = f"the models of task `{task.name}` in this checkout or package"
     repository = typer.Option(
         help="Model repository.",
         envvar="NEREID_REPOSITORY",
-        show_default=DEFAULT_REPOSITORY if is_common else of_task,
+        show_default=DEFAULT_REPOSITORY if is_common else task_models,
     )
     return {
         "images": (Images, None),
@@ -179,7 +179,7 @@ def run(
 
     output_format = options.output_format(task)
     watch, more = options.watch, task.command.suffixes if task.command else ()
-    # Listed before the first image is sent, so that no image is missed that arrives meanwhile.
+    # Listed before the first image is sent, so that no image that arrives meanwhile is missed.
     arrivals = outcomes.arrivals_in(watch, more) if watch else None
     with value_errors_as_wrong_usage():
         paths = collect(options.images or [], more)
@@ -200,10 +200,10 @@ def run(
 
 
 def _savers(options: ImageCommandOptions, view: "View", images: int) -> list[Callable[[Path, Any], None]]:
-    """Return what writes the files of `--draw` and `--pdf`.
+    """Return the functions that write the files for `--draw` and `--pdf`.
 
     Raises:
-        WrongUsage: a target is a file, but several images may come.
+        WrongUsage: a target is a file, but there may be several images.
     """
     from nereid.cli.image_commands.drawing import OutputFiles, draw
 
@@ -212,7 +212,7 @@ def _savers(options: ImageCommandOptions, view: "View", images: int) -> list[Cal
         drawings = OutputFiles("--draw", options.draw, (".png", *SUFFIXES), images)
 
         def save_drawing(image: Path, result: Any) -> None:
-            if image.suffix.lower() != PDF:  # it is no image
+            if image.suffix.lower() != PDF:  # a PDF cannot be drawn on
                 draw(image, view.marks(result), drawings.path_of(image))
 
         savers.append(save_drawing)

@@ -41,12 +41,12 @@ Write: TypeAlias = Callable[[str, FileOutcome], None]
 
 
 def printing(output_format: Format, view: View) -> AbstractContextManager[Write]:
-    """Give the function that prints each outcome; brackets and headings of the format are printed once."""
+    """Yield the function that prints each outcome; the format's brackets and headings are printed once."""
     return contextmanager(_FORMATS[output_format])(view)
 
 
 def arrivals_in(folder: Path, more: Sequence[str] = ()) -> Arrivals:
-    """List the images of a folder, and files of `more` suffixes, so that only later ones count as new.
+    """List the images of a folder, and files with `more` suffixes, so that only later ones count as new.
 
     Raises:
         OperationFailed: a package is missing.

@@ -1,11 +1,11 @@
-"""What a task shows of its results: the entry point `view` of the tasks that have a command."""
+"""How a task displays its results: the entry point `view` of the tasks that have a command."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Cells: TypeAlias = tuple[Any, ...]
-# Corners (x, y) of a box in pixels of the upright image, and the text that is written at it.
+# Corners (x, y) of a box in pixels of the upright image, and the text drawn beside it.
 Mark: TypeAlias = tuple[Sequence[tuple[float, float]], str]
 
 
@@ -18,7 +18,7 @@ class View:
         rows: returns the rows of CSV; a result without rows becomes one row of empty cells.
         show: prints the tables of a terminal.
         marks: returns the boxes to draw.
-        searchable: returns a file, whose bytes it gets, as a PDF with its text; raises InvalidImage.
+        searchable: returns a file, given its bytes, as a PDF with searchable text; raises InvalidImage.
     """
 
     columns: tuple[str, ...]

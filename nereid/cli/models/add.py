@@ -1,4 +1,4 @@
-"""`nereid add`: add a network of one's own under a new name."""
+"""`nereid add`: add your own network under a new name."""
 
 import json
 import sys
@@ -44,10 +44,10 @@ def _parameters(arguments: Sequence[str], preset: str) -> dict[str, str]:
 
 
 def _size(word: str) -> tuple[int, int]:
-    """Return height and width in pixels: `640` for both, or `480x640`; zeros for no word.
+    """Return height and width in pixels: `640` for both, or `480x640`; zeros if empty.
 
     Raises:
-        WrongUsage: it is something else.
+        WrongUsage: the text is neither.
     """
     if not word:
         return 0, 0
@@ -184,7 +184,7 @@ def add(
         ),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace all versions of the models of that name.")
+        bool, typer.Option("--replace", help="Replace all versions of existing models with this name.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Add the model without asking.")] = False,
     as_json: AsJson = False,
@@ -243,8 +243,8 @@ def add(
 
 
 def screen(name: str, proposal: "AddProposal") -> list[str]:
-    """Return what a network will be as one screen of text."""
-    settings, report = proposal.settings, proposal.report
+    """Return a one-screen summary of the model that a network will become."""
+    settings, measurements = proposal.settings, proposal.measurements
     (height, width), span, kind = settings.sides_px, proposal.value_range, proposal.importer.input
     unit = kind.unit
     # A reader gives its recogniser BGR.
@@ -262,10 +262,11 @@ def screen(name: str, proposal: "AddProposal") -> list[str]:
           if kind.labels_are else []),
         ("batches", f"several {unit}s at a time" if settings.can_batch else f"one {unit} at a time"),
         *(("change", change) for change in proposal.changes),
-        ("cost", f"{format_ms(report.latency_ms)} per {unit} on one core, {proposal.processes} processes, "
+        ("cost", f"{format_ms(measurements.latency_ms)} per {unit} on one core, "
+                 f"{proposal.processes} processes, "
                  f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
         *((image, proposal.importer.shown(result)) for image, result in proposal.results.items()),
-        *(("uses", f"model '{model}', which the repository has already") for model in proposal.shared),
+        *(("uses", f"model '{model}', which is already in the repository") for model in proposal.shared),
     ]  # fmt: skip
     width_of_first = max(len(first) for first, _ in rows)
     return [f"{name}:", *(f"  {first:<{width_of_first}}  {second}" for first, second in rows)]

@@ -14,7 +14,7 @@ from nereid.cli.server_options import find_server
 
 
 def _share(value: str | float) -> float:
-    """Parse a share of the traffic, such as `10%` or `0.1`; the default is a number already."""
+    """Parse a share of the traffic, such as `10%` or `0.1`; the default is already a number."""
     try:
         return parse_share(str(value))
     except ValueError as error:
@@ -133,7 +133,7 @@ def watch(
     model: Annotated[
         str,
         typer.Option(
-            help="Model that all files belong to.",
+            help="Model to which every file is published.",
             show_default="from the file name",
             autocompletion=complete_model,
         ),

@@ -54,7 +54,7 @@ def tune(
     ] = "throughput",
     p99_ms: Annotated[
         float | None,
-        typer.Option(help="Maximum p99 latency in ms of an accepted setting.", min=0.001, show_default="any"),
+        typer.Option(help="Maximum acceptable p99 latency, in milliseconds.", min=0.001, show_default="any"),
     ] = None,
     minutes: Annotated[
         float,
@@ -111,7 +111,7 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
 
     Raises:
         WrongUsage: the model cannot be tuned, or an image does not exist.
-        OperationFailed: the model cannot be served, no setting meets the p99, or a package is missing.
+        OperationFailed: the model cannot be served, no setting meets the p99 limit, or a package is missing.
     """
     from nereid.base.processes import exit_on_sigterm
     from nereid.insight.tune import tuning

@@ -1,4 +1,4 @@
-"""`nereid versions`, `remove` and `reload`: what a model has, models that go, models that were edited."""
+"""`nereid versions`, `remove` and `reload`: list versions, remove models, reload edited ones."""
 
 import json
 import sys

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from nereid import tasks
 from nereid.base.http_connection import HttpConnectionPool
 from nereid.client.request import DEFAULT_CONCURRENCY, check_arguments
+from nereid.gateway import state
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, failure_response, json_response
 from nereid.gateway.http.middleware import RequestMiddleware
@@ -27,7 +28,7 @@ from nereid.gateway.http.operations import OPERATIONS, SAMPLES
 from nereid.gateway.keys import KeyRing, check_ring
 from nereid.gateway.models import Models, ModelSource
 from nereid.gateway.settings import GatewaySettings
-from nereid.gateway.state import Gateway, build
+from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import Operation
 from nereid.gateway.v2 import http_operations
 from nereid.gateway.workers import SharedState
@@ -137,7 +138,9 @@ def create_gateway(
     """
     check_ring(keys, settings)
     check_arguments(settings.url, "http", DEFAULT_CONCURRENCY, None)
-    return build(settings, keys, Models(settings.model, source, HttpConnectionPool(settings.url)), shared)
+    return state.build(
+        settings, keys, Models(settings.model, source, HttpConnectionPool(settings.url)), shared
+    )
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

@@ -52,9 +52,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._wait_for_head()
         self._peer = peer_of(self.client)
-        of_peer = _OPEN.setdefault(self._peer, {})
-        of_peer[self] = None
-        if len(of_peer) > MAX_OF_PEER or sum(map(len, _OPEN.values())) > MAX_CONNECTIONS:
+        peer_connections = _OPEN.setdefault(self._peer, {})
+        peer_connections[self] = None
+        if len(peer_connections) > MAX_OF_PEER or sum(map(len, _OPEN.values())) > MAX_CONNECTIONS:
             most = max(_OPEN.values(), key=len)
             victim = next((connection for connection in most if connection._is_idle()), self)
             victim._forget()
@@ -64,9 +64,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def _forget(self) -> None:
-        of_peer = _OPEN.get(self._peer, {})
-        of_peer.pop(self, None)
-        if not of_peer:
+        peer_connections = _OPEN.get(self._peer, {})
+        peer_connections.pop(self, None)
+        if not peer_connections:
             _OPEN.pop(self._peer, None)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from nereid.base.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
-from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse
+from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse_traceparent
 from nereid.base.tracing.records import (
     Record,
     Tracer,
@@ -240,7 +240,7 @@ class RequestSpans:
     def __init__(self, tracer: Tracer | None, traceparent: str) -> None:
         self._tracer, self._children = tracer, list[Record]()
         self.is_traced = tracer is not None
-        caller = parse(traceparent) if traceparent else None
+        caller = parse_traceparent(traceparent) if traceparent else None
         self.context, self._parent = continue_or_start_trace(caller, tracer.sampling.share if tracer else 0.0)
         self.is_forwarded = tracer is not None or caller is not None
         self._begin_ns = time.time_ns() if tracer else 0

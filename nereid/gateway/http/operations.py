@@ -73,7 +73,7 @@ for _task in TASKS:
 
 
 async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """List the models; the first model for a task answers requests that name no model."""
+    """List the models; the first model for a task is the default for requests that do not name one."""
     pairs = [(model.name, await gateway.models.task_of(model)) async for model in gateway.models.all()]
     return json_response([ModelName(name, task.name if task else "") for name, task in pairs])
 

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 # Source: RFC 9113, sections 3.4 and 6.
 PREFACE_BYTES, HEAD_BYTES = 24, 9
-DATA, HEADERS, CONTINUATION, END_HEADERS = 0, 1, 9, 4
+DATA = 0
+HEADERS = 1
+CONTINUATION = 9
+END_HEADERS = 4
 # Message frames and received pieces shorter than this cost more than they carry.
 MIN_DATA_BYTES, MIN_PIECE_BYTES = 1024, 64
 # Maximum encoded headers of one call; decoded headers have a separate limit.

@@ -31,7 +31,7 @@ from nereid.gateway.v2.grpc_connection import (
     GrpcConnection,
     Headers,
 )
-from nereid.gateway.v2.message import parse, read_request, to_message
+from nereid.gateway.v2.message import parse_message, read_request, to_message
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 # Read-only requests. They contain at most a model's name and version.
@@ -115,7 +115,7 @@ class GrpcCall:
         client: the client that the call is counted against.
 
     Attributes:
-        is_identified: whether the call needs a key and shows one, or needs none of those that others need.
+        is_identified: whether the call passed the key check for inferences; keyless methods have none.
         is_complete: whether the whole message has arrived.
         headers: headers for a route.
         timeout_s: time limit in seconds, measured from the arrival of the headers.
@@ -133,7 +133,10 @@ class GrpcCall:
         self.request, self.client = request, client
         self.is_identified = self.is_complete = self._is_over = False
         self.headers, self.timeout_s = Headers(), 0.0
-        self._message, self._length, self._max_bytes, self._answer_bytes = bytearray(), 0, 0, 0
+        self._message = bytearray()
+        self._length = 0
+        self._max_bytes = 0
+        self._answer_bytes = 0
         self._server: GrpcServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -396,7 +399,7 @@ class GrpcServer:
 
     async def _read(self, call: GrpcCall) -> bytes:
         name = call.request.endpoint
-        return await read(self._gateway, name, parse(READ_METHODS[name], call.take_message()))
+        return await read(self._gateway, name, parse_message(READ_METHODS[name], call.take_message()))
 
     async def _infer(self, call: GrpcCall) -> bytes:
         gateway, request = self._gateway, call.request

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as v2
 from nereid.gateway.failures import invalid_request
 from nereid.gateway.inference import checked_path
 from nereid.gateway.settings import GatewaySettings
+from nereid.gateway.v2 import inference_body
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
     BYTES,
@@ -26,7 +27,6 @@ from nereid.gateway.v2.inference_body import (
     Input,
     Output,
     Value,
-    check,
     check_count,
     invalid_input,
 )
@@ -51,7 +51,10 @@ CONTENTS = {
 
 
 # Field numbers of ModelInferRequest, its inputs and their contents. Source: grpc_service.proto.
-_INPUTS, _RAW, _CONTENTS, _BYTES = 5, 7, 5, 8
+_INPUTS = 5
+_RAW = 7
+_CONTENTS = 5
+_BYTES = 8
 _NUMBER_BYTES = {6: 4, 7: 8}
 # By wire type; group wire types do not occur.
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -99,7 +102,7 @@ async def read_request(settings: GatewaySettings, message: memoryview) -> tuple[
             raise invalid_request(
                 f"expected at most {MAX_NUMBERS} typed numbers, got more; send raw contents"
             )
-        request = parse(v2.ModelInferRequest, b"".join(other_fields))
+        request = parse_message(v2.ModelInferRequest, b"".join(other_fields))
         path = checked_path(request.model_name, request.model_version)
         return request.model_name, path, check_message(settings, request, raw)
 
@@ -166,7 +169,7 @@ def _count(encoded: memoryview) -> int:
     return count
 
 
-def parse(kind: type[Message], message: bytes | memoryview) -> Any:
+def parse_message(kind: type[Message], message: bytes | memoryview) -> Any:
     """Parse a message.
 
     Raises:
@@ -196,7 +199,7 @@ def check_message(
     outputs = [Output(output.name, {**_values(output), "binary_data": True}) for output in request.outputs]
     parameters = {**_values(request), "binary_data_output": True}
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
-    return check(settings, InferenceRequest(inputs, request.id, outputs, parameters), data)
+    return inference_body.check(settings, InferenceRequest(inputs, request.id, outputs, parameters), data)
 
 
 def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
@@ -239,7 +242,7 @@ def _contents(
 
 def _typed_contents(tensor: Any) -> bytes:
     if tensor.datatype not in CONTENTS:
-        raise invalid_input(tensor, f"expected raw contents for {tensor.datatype[:32]!r}, got typed ones")
+        raise invalid_input(tensor, f"expected raw contents for {tensor.datatype[:32]!r}, got typed contents")
     field, dtype = CONTENTS[tensor.datatype]
     filled = {descriptor.name: value for descriptor, value in tensor.contents.ListFields()}
     if filled.keys() - {field}:

@@ -82,8 +82,8 @@ def reference_of(
         for name, bounds in BOUNDS.items()
         if (counts := window.get(series_of(target, route, name)))
     }
-    of_class = window.get(series_of(target, route, CLASS), {})
-    best = tuple(recording.class_counts(of_class, classes)) if classes and of_class else ()
+    class_counts = window.get(series_of(target, route, CLASS), {})
+    best = tuple(recording.class_counts(class_counts, classes)) if classes and class_counts else ()
     return VariantReference(
         target.name, target.model, target.version, target.network_version, images, signals, best
     )

@@ -102,12 +102,12 @@ def compare(
     """
     variant_reference = reference.variant(target.name)
     assert variant_reference is not None
-    of_reference = {*variant_reference.signals, *([CLASS] if variant_reference.classes else [])}
-    each_risk = RISK / (max(1, len(of_reference)) * len(MEASURES))
+    reference_signals = {*variant_reference.signals, *([CLASS] if variant_reference.classes else [])}
+    each_risk = RISK / (max(1, len(reference_signals)) * len(MEASURES))
     drifts = []
     for signal in SIGNALS:
         counts = window.get(series_of(target, route, signal), {})
-        if counts or signal in of_reference:
+        if counts or signal in reference_signals:
             drifts.append(_compare_signal(signal, counts, variant_reference, reference, each_risk))
     return tuple(drifts)
 

@@ -14,11 +14,11 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.base import prometheus_text
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.base.prometheus_text import MetricLabels, MetricSamples, gauge, render
+from nereid.base.prometheus_text import MetricLabels, MetricSamples, gauge
+from nereid.insight.drift import comparison, recording
 from nereid.insight.drift.comparison import (
     MEASURES,
     VariantDrift,
-    compare,
     requests_of,
     targets_of,
     why_not,
@@ -27,7 +27,6 @@ from nereid.insight.drift.recording import (
     PREFIXES,
     History,
     RecordedInterval,
-    replace,
     route_series,
     series_counts,
 )
@@ -104,7 +103,7 @@ class Monitor:
         return self.state is None or is_over or self._references != self._signature()
 
     def poll(self) -> None:
-        """Record the increase since the last poll, and compare; trouble is logged once."""
+        """Record the increase since the last poll and compare it; a repeated error is logged once."""
         try:
             self._poll()
             self._logged_error = ""
@@ -129,7 +128,7 @@ class Monitor:
         self._report(self.state)
         with contextlib.suppress(FileNotFoundError):  # the server has just ended
             self.history.store(folder)
-            replace(folder / STATE_FILE, msgspec.json.encode(self.state))
+            recording.replace(folder / STATE_FILE, msgspec.json.encode(self.state))
 
     def _signature(self) -> list[tuple[str, int]]:
         stamps = []
@@ -167,7 +166,7 @@ class Monitor:
             problem = watch.problem or why_not(target, reference)
             signals: Any = ()
             if reference and not problem:
-                signals = compare(target, location.name, window, reference)
+                signals = comparison.compare(target, location.name, window, reference)
             variants.append(
                 VariantDrift(
                     target.name,
@@ -211,7 +210,7 @@ def metrics(state: DriftState | None) -> str:
         if not variant.problem
         for key, value in _drift_samples(route.route, variant)
     }
-    return render(samples, PREFIX, METRICS) if samples else ""
+    return prometheus_text.render(samples, PREFIX, METRICS) if samples else ""
 
 
 def _drift_samples(route: str, variant: VariantDrift) -> Iterator[tuple[tuple[str, MetricLabels], float]]:

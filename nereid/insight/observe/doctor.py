@@ -18,7 +18,7 @@ from nereid.repository.instance_sizing import Machine, plan_instances
 from nereid.repository.repository_index import describe_threads, thread_budget
 from nereid.server import gpu_profile, nvidia_smi, preflight, run_dir
 from nereid.server.command_line import TritonOptions, environment
-from nereid.server.gpu_profile import GpuPackages, choose
+from nereid.server.gpu_profile import GpuPackages
 from nereid.server.installation import FOLDER, INSTALL, find_installation
 from nereid.server.ports import why_unusable
 from nereid.server.run_dir import ServerInfo
@@ -48,7 +48,7 @@ def diagnose(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Ite
     if running:
         address = running.url("http")
         yield Finding("server", "ok", f"process {running.pid} serves this repository on {address}")
-    profile = running.profile if running else choose(repository, inherited).profile
+    profile = running.profile if running else gpu_profile.choose(repository, inherited).profile
     options = TritonOptions(repository, profile=profile)
     yield _threads(options)
     for name, port in asdict(options.ports).items():
@@ -146,7 +146,7 @@ def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
     yield from gpu_findings.diagnose_gpus(variables, servers)
     if nvidia_smi.why_absent(inherited.get("PATH", "")):
         return
-    choice = choose(repository, inherited)
+    choice = gpu_profile.choose(repository, inherited)
     yield Finding("profile", "ok", f"nereid serve selects '{choice.profile}': {choice.reason}", choice.fix)
 
 

@@ -92,7 +92,7 @@ def status(run_root: Path, repository: Path, server_info: ServerInfo | None) -> 
         WrongUsage: the repository does not exist.
     """
     check_repository(repository)
-    ready, trouble = _ready(server_info)
+    ready, problem = _ready(server_info)
     counts, memory = _processes(server_info)
     profile = server_info.profile if server_info and server_info.profile != ENSEMBLE_PROFILE else ""
     documents, inside = readable_configs(repository, profile), unused_models(repository, profile)
@@ -110,7 +110,7 @@ def status(run_root: Path, repository: Path, server_info: ServerInfo | None) -> 
         )
         for name in sorted({*(folder.name for folder in model_folders(repository)), *ready})
     ]
-    server = _server(server_info, trouble) if server_info else None
+    server = _server(server_info, problem) if server_info else None
     return Status(str(repository), server, run_dir.find_gateways(run_root, repository), models)
 
 
@@ -142,13 +142,13 @@ def _processes(server_info: ServerInfo | None) -> tuple[Counter[str], Counter[st
     return counts, memory
 
 
-def _server(server_info: ServerInfo, trouble: str) -> ServerStatus:
+def _server(server_info: ServerInfo, problem: str) -> ServerStatus:
     uptime_s = round(stub_processes.uptime_s(server_info.pid) or 0.0, 1)
     memory = memory_bytes(server_info.pid)
     # The HTTP port is unknown if the server was named on the command line.
     ports = {name: port for name, port in server_info.all_ports.items() if port}
     return ServerStatus(
-        server_info.pid, server_info.host, ports, server_info.profile, uptime_s, memory, trouble
+        server_info.pid, server_info.host, ports, server_info.profile, uptime_s, memory, problem
     )
 
 

@@ -71,7 +71,7 @@ class GatewayReading:
     read_at: float
     info: GatewayInfo
     samples: MetricSamples | None
-    trouble: str
+    problem: str
     usage: Sequence[Usage]
 
 
@@ -106,12 +106,12 @@ class TopReader:
         server_info = self._find()
         if server_info is None:
             return ServerReading(time.monotonic(), None, None, (), None, (), {}, {})
-        samples, trouble = _read_samples(server_info.url("metrics"))
+        samples, problem = _read_samples(server_info.url("metrics"))
         read_at, usage = time.monotonic(), _usage(server_info)  # the health check may take a while
         gateways = run_dir.find_gateways(self._run_root, self.repository) if server_info.pid else []
         return ServerReading(
             read_at,
-            _read_server(server_info, trouble),
+            _read_server(server_info, problem),
             samples,
             usage,
             read_machine(server_info.pid) if server_info.pid else None,
@@ -121,8 +121,8 @@ class TopReader:
         )
 
 
-def _read_server(server_info: ServerInfo, trouble: str) -> TopServer:
-    reasons = {"server": trouble} if trouble else _reasons(server_info)
+def _read_server(server_info: ServerInfo, problem: str) -> TopServer:
+    reasons = {"server": problem} if problem else _reasons(server_info)
     return TopServer(
         server_info.pid,
         server_info.host,
@@ -131,7 +131,7 @@ def _read_server(server_info: ServerInfo, trouble: str) -> TopServer:
         stub_processes.uptime_s(server_info.pid),
         None if reasons is None else not reasons,
         reasons or {},
-        trouble,
+        problem,
     )
 
 
@@ -168,17 +168,17 @@ def _flat(document: Mapping[str, object]) -> dict[str, str]:
 
 
 def _read_gateway(info: GatewayInfo) -> GatewayReading:
-    samples, trouble = None, ""
+    samples, problem = None, ""
     try:
         status, text = prometheus_text.get(info.url, "/metrics", TIMEOUT_S)
         if status == HTTPStatus.OK:
             samples = MetricSamples.parse(text)
         else:
-            trouble = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
+            problem = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
     except (OSError, http.client.HTTPException) as error:
-        trouble = f"no metrics: {error}"
+        problem = f"no metrics: {error}"
     read_at = time.monotonic()
-    return GatewayReading(read_at, info, samples, trouble, process_usage.read_tree(info.pid, GATEWAY))
+    return GatewayReading(read_at, info, samples, problem, process_usage.read_tree(info.pid, GATEWAY))
 
 
 def _usage(server_info: ServerInfo) -> Sequence[Usage]:
@@ -333,7 +333,7 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Samples, and the increase of their counters over some seconds."""
+    """Samples, and the increase of their counters over `seconds`."""
 
     samples: MetricSamples
     increase: MetricSamples
@@ -515,7 +515,7 @@ def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: 
         info.host,
         info.port,
         info.pid,
-        after.trouble,
+        after.problem,
         interval.rate(requests, excluding=MODELLESS) if interval else None,
         _ms(interval.increase.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
         if interval

@@ -20,7 +20,11 @@ Line = Mapping[str, Any]
 SLOW_SHARE, TYPICAL = 0.05, (0.4, 0.6)
 MIN_SLOW = 3
 # Minimum fractions for reporting something as the cause.
-FAILED_SHARE, WAIT_SHARE, WAIT_RATIO, OTHER_CORES_SHARE, VARIANT_SHARE = 0.05, 0.25, 0.5, 0.3, 0.8
+FAILED_SHARE = 0.05
+WAIT_SHARE = 0.25
+WAIT_RATIO = 0.5
+OTHER_CORES_SHARE = 0.3
+VARIANT_SHARE = 0.8
 # A variant that serves more of all requests serves most of the slow ones by chance.
 MAX_USUAL_SHARE = 0.6
 SLOWER = 1.5
@@ -194,8 +198,8 @@ def meaning(stage: str) -> tuple[str, str]:
     """Return the cause of a slow stage, and the next step; a task defines both for its own stages."""
     if stage in MEANINGS:
         return MEANINGS[stage]
-    of_tasks = ((task.entry_point("stages") or {}).get(stage) for task in TASKS)
-    return next(filter(None, of_tasks), (f"the stage '{stage}' is slow", "nereid tune"))
+    meanings = ((task.entry_point("stages") or {}).get(stage) for task in TASKS)
+    return next(filter(None, meanings), (f"the stage '{stage}' is slow", "nereid tune"))
 
 
 def _short_of_cores(slow: Sequence[Line], contention: Contention) -> str:

@@ -130,8 +130,8 @@ def _runs_networks(config: Any, backend: str) -> bool:
     """Return whether the model runs networks in its own processes."""
     if backend in RUN_ROWS:
         return True
-    of_task = TASK_BY_BACKEND[backend].backend if backend in TASK_BY_BACKEND else None
-    location = of_task.networks if of_task else ""
+    task_backend = TASK_BY_BACKEND[backend].backend if backend in TASK_BY_BACKEND else None
+    location = task_backend.networks if task_backend else ""
     if location and "networks" in config.parameters:
         location = config.parameters["networks"].string_value
     return bool(location) and location != AS_MODELS

@@ -38,8 +38,7 @@ from nereid.models.publish.staged_version import Description
 from nereid.models.publish.transaction import StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.location import check_repository, find_route, read_route_file
-from nereid.repository import instance_sizing, onnx_file
-from nereid.repository.check import check
+from nereid.repository import check, instance_sizing, onnx_file
 from nereid.repository.repository_index import PinnedModel, pinned_models, read_labels
 from nereid.server.run_dir import ServerInfo
 from nereid.tasks import DEFAULT_TASK
@@ -122,7 +121,7 @@ class AddProposal:
     labels: Sequence[str]
     labels_from: str
     changes: Sequence[str]
-    report: Measurements
+    measurements: Measurements
     processes: int
     memory_bytes: int
     results: Mapping[str, Sequence[Any]]
@@ -175,7 +174,7 @@ def add(
         # The old models are removed only now that the new ones were examined and accepted.
         replaced = tuple(model for model in old.models if model not in proposal.shared)
         locked.commit(staged, _actions(proposal.models, names, replace(old, models=replaced)))
-        return Published(names.network, 1, (names.pinned,), proposal.report, time.monotonic() - start)
+        return Published(names.network, 1, (names.pinned,), proposal.measurements, time.monotonic() - start)
 
 
 def add_cpu_fallback(
@@ -333,7 +332,7 @@ class StagedAddition:
             labels=labels,
             labels_from=labels_from,
             changes=tuple(adapted.changes),
-            report=measured,
+            measurements=measured,
             processes=processes,
             memory_bytes=memory_bytes,
             results=dict(zip(titles(self._images), first_run.results, strict=False)),
@@ -365,8 +364,8 @@ class StagedAddition:
         if not (name := self._pin().preprocess):
             if request.preview:
                 raise WrongUsage(
-                    f"a network that takes one {self._importer.input.unit} at a time has no preview of whole "
-                    "images; fix: leave out --preview"
+                    "cannot preview whole images for a network that takes one "
+                    f"{self._importer.input.unit} at a time; fix: omit --preview"
                 )
             return None
         try:
@@ -407,7 +406,7 @@ class StagedAddition:
 
     def _examine(self, notes: Sequence[str]) -> Measurements:
         """Check the files as a server would, and examine the network; `notes` precede the report's own."""
-        if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
+        if failures := [finding for finding in check.check(self._new) if finding.verdict == "fail"]:
             first = {
                 failure.found: failure for failure in reversed(failures)
             }  # several files may share a fault

@@ -247,9 +247,17 @@ class DropFolder:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._folder, self._append, self._staging, self._publish = folder, append, staging, publish
-        self._settle_s, self._model, self._terms = settle_s, model, terms
-        self._announce, self._report, self._clock, self._now = announce, report, clock, now
+        self._folder = folder
+        self._append = append
+        self._staging = staging
+        self._publish = publish
+        self._settle_s = settle_s
+        self._model = model
+        self._terms = terms
+        self._announce = announce
+        self._report = report
+        self._clock = clock
+        self._now = now
         journal = journal_of(folder)
         self._last = {result.entry: result for result in journal.read_intact()}
         if note := journal.note_on_damage():

@@ -341,7 +341,7 @@ def make_first_run(request: ExaminationRequest, progress: Progress) -> FirstRun:
 
 
 def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[NetworkInput]) -> bool:
-    """Return whether two rows have the same outputs together as alone."""
+    """Return whether two rows have the same outputs in one batch as separately."""
     pair = meaning.pair(samples)
     (name,) = pair[0].inputs
     batch = {name: np.concatenate([sample.inputs[name] for sample in pair])}

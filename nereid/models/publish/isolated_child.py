@@ -39,7 +39,10 @@ class NoResult(Exception):
 
     def __init__(self, status: int, is_late: bool, last: str, output: str) -> None:
         super().__init__(output)
-        self.status, self.is_late, self.last, self.output = status, is_late, last, output
+        self.status = status
+        self.is_late = is_late
+        self.last = last
+        self.output = output
 
 
 def run(

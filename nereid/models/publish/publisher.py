@@ -181,7 +181,7 @@ def rollback(repository: Path, name: str, server_info: ServerInfo | None) -> lis
     used = {pinned.pin.network_version for pinned in network.variants if pinned.variant.weight}
     if not used:
         raise WrongUsage(
-            f"cannot roll back '{network.name}': no route sends traffic to it, callers request its versions"
+            f"cannot roll back '{network.name}': no route sends traffic to it; callers request its versions"
         )
     newest = max(used)
     routes = {pinned.route for pinned in network.at_version(newest).variants if pinned.variant.weight}

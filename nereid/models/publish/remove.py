@@ -12,7 +12,7 @@ from nereid.models.publish.network import successor
 from nereid.models.publish.transaction import locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.location import check_repository, find_routes, read_route_file
-from nereid.repository.check import check
+from nereid.repository import check
 from nereid.repository.repository_index import (
     PinnedModel,
     config_files,
@@ -90,14 +90,14 @@ def find_parts(repository: Path, name: str) -> RemovableModels:
 def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[str, ...]:
     """Return the pinned models of all versions behind this route and no other, and the route."""
     called = {target.model for target in routes[name].targets()}
-    of_others = {
+    other_models = {
         target.model for other, route in routes.items() if other != name for target in route.targets()
     }
     all_pins = pinned_models(repository)
     called_pins = [pin for pin in all_pins if pin.model in called]
     versions = {
         pin.model for pin in all_pins if any(_is_version(pin, origin) for origin in called_pins)
-    } - of_others
+    } - other_models
     return (*sorted((versions | called) - {pin.network for pin in called_pins}), name)
 
 
@@ -168,7 +168,7 @@ def reload(repository: Path, name: str, server_info: ServerInfo) -> None:
     check_repository(repository)
     _check_there(repository, name)
     failures = [
-        failure for failure in check(repository) if failure.verdict == "fail" and failure.model == name
+        failure for failure in check.check(repository) if failure.verdict == "fail" and failure.model == name
     ]
     if failures:
         raise OperationFailed("; ".join(f"{failure.what}: {failure.found}" for failure in failures))

@@ -120,13 +120,13 @@ def finish(location: RouteLocation, find_server: FindServer, log: Callable[[str]
 
 
 def is_controlled(location: RouteLocation) -> bool:
-    """Return whether a controller works for the route's repository."""
+    """Return whether a controller serves the route's repository."""
     lock = folder_of(location.repository) / CONTROLLER_LOCK
     return lock.exists() and files.is_locked(lock)
 
 
 def wait_controlled(location: RouteLocation) -> bool:
-    """Return whether a controller works for the route's repository; a new one needs some seconds.
+    """Return whether a controller serves the route's repository; wait a few seconds for a new one.
 
     Raises:
         OSError: the folder of the journals cannot be created.

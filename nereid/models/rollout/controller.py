@@ -206,7 +206,10 @@ class Controller:
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._location, self._find_server, self._log, self._clock = location, find_server, log, clock
+        self._location = location
+        self._find_server = find_server
+        self._log = log
+        self._clock = clock
         self.journals = RolloutJournals.of(location)
         self._measurement: Measurement | None = None
         self._written_at = float("-inf")

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from nereid.base import files
+from nereid.base import files, prometheus_text
 from nereid.base.errors import OperationFailed
-from nereid.base.prometheus_text import MetricLabels, gauge, render
+from nereid.base.prometheus_text import MetricLabels, gauge
 from nereid.models.rollout.commands import CONTROLLER_LOCK
 from nereid.models.rollout.controller import POLL_S, Controller, FindServer
 from nereid.models.rollout.rollout_journal import Rollout, active_rollouts, folder_of, routes_of
@@ -90,7 +90,7 @@ def metrics(repository: Path) -> str:
         for route, rollout in rollouts.items()
         for name, value in _values(rollout).items()
     }
-    return render(samples, PREFIX, METRICS) if samples else ""
+    return prometheus_text.render(samples, PREFIX, METRICS) if samples else ""
 
 
 def _values(rollout: Rollout) -> dict[str, float]:

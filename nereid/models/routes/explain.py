@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nereid.backends.routing import assignment
 from nereid.backends.routing.assignment import (
     ANSWER,
     FORCED,
@@ -11,7 +12,6 @@ from nereid.backends.routing.assignment import (
     Route,
     Variant,
     VariantChoice,
-    choose,
     hash_to_unit_interval,
     is_mirrored,
     lower,
@@ -60,7 +60,7 @@ def explain(loaded: LoadedRoute, parameters: Mapping[str, str]) -> Explanation:
     Raises:
         InvalidRequest: the request names a variant or version that the route does not have.
     """
-    choice = choose(loaded, parameters, random_unit=0.0)
+    choice = assignment.choose(loaded, parameters, random_unit=0.0)
     is_chance = choice.reason == "weight"
     key = lower(parameters).get(ROUTE_KEY_HEADER, "")
     variant_shares = shares(loaded.route)

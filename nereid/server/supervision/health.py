@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from nereid.base.prometheus_text import MetricLabels, counter, gauge, render
+from nereid.base import prometheus_text
+from nereid.base.prometheus_text import MetricLabels, counter, gauge
 from nereid.server.ports import unusable_port, why_unusable
 
 # Age at which a model's last answer expires: an idle model is probed after 4 to 8 s, and may take 5 s.
@@ -154,7 +155,7 @@ class ServerHealth:
             samples["ready", ()] = ready
             samples |= {("instances", (("model", name),)): n for name, n in self._instances.items()}
             samples["server_up_since_seconds", ()] = self._up_since
-        return render(samples, PREFIX, METRICS)
+        return prometheus_text.render(samples, PREFIX, METRICS)
 
     def _failure(self, failure: str | None, probed_at: float) -> str | None:
         age_s = self._clock() - probed_at
@@ -213,10 +214,10 @@ class _Server(http.server.ThreadingHTTPServer):
         """Start a thread for a connection, within the limits."""
         peer = str(client_address[0])
         with self._lock:
-            of_peer = [connection for connection, its in self._peers.items() if its == peer]
+            peer_connections = [connection for connection, owner in self._peers.items() if owner == peer]
             is_full = len(self._peers) >= MAX_CONNECTIONS
-            if len(of_peer) >= MAX_OF_PEER or is_full:
-                oldest = next(iter(self._peers if is_full else of_peer))
+            if len(peer_connections) >= MAX_OF_PEER or is_full:
+                oldest = next(iter(self._peers if is_full else peer_connections))
                 del self._peers[oldest]
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread then ends

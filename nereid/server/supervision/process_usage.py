@@ -1,6 +1,6 @@
 """CPU time and memory of the processes of a supervised server, by the name of their part.
 
-The kernel counts both anyway, so they are read only when somebody looks: an idle server costs nothing.
+The kernel counts both anyway, so they are read only on request, and cost nothing otherwise.
 """
 
 import contextlib
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import PROC, Process, ProcessStat, read_stat
-from nereid.base.prometheus_text import MetricLabels, counter, gauge, render
+from nereid.base import prometheus_text
+from nereid.base.prometheus_text import MetricLabels, counter, gauge
 
 SERVER, SUPERVISOR, GATEWAY = "tritonserver", "supervisor", "gateway"
 # The end of the command line of a guarded server's own gateway: the name of a module, and its function.
@@ -134,7 +135,7 @@ class ProcessMetrics:
                     for name, value in self._total_s.items()
                 },
             }
-        return render(samples, PREFIX, METRICS)
+        return prometheus_text.render(samples, PREFIX, METRICS)
 
 
 def _usage(entry: ProcessStat, name: str, version: int, proc: Path) -> Usage:

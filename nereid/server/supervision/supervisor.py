@@ -85,7 +85,7 @@ class Log(Struct, frozen=True):
 
 
 class End(Struct, frozen=True):
-    """Command: end the supervision; the reason why the server must be restarted, empty if it has ended."""
+    """Command: stop supervising; `reason` says why the server must be restarted, empty if it has exited."""
 
     reason: str = ""
 
@@ -302,7 +302,7 @@ class Supervisor:
         return [process for process in processes if process not in self._replaced]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
-        """Return whether only instances are left that a stopping server never ends."""
+        """Return whether only instances remain that a stopping server never ends."""
         left_over = self._to_kill.due_at.keys()
         return bool(left_over) and all(stub.process in left_over for stub in living)
 
@@ -315,7 +315,7 @@ class Supervisor:
     ) -> Commands:
         """Apply an observation at a monotonic time; return the commands that follow, in order.
 
-        So do the other methods that return commands.
+        Other methods that return commands return them in order, too.
 
         Args:
             states: the states of the known processes.
@@ -423,11 +423,11 @@ class Supervisor:
         pause_s = repair.pause_s if refusal else min(repair.pause_s, MAX_ACCEPTED_S)
         named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
         took_s = now_s - repair.started_at
-        trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
+        fault = "a failed device" if order.cause == DEVICE else "a dead stub"
         detection = "" if order.cause == DEVICE else f" (found by {order.cause})"
-        text = f"{named} had {trouble}{detection}: loaded again in {took_s:.1f} s"
+        text = f"{named} had {fault}{detection}: loaded again in {took_s:.1f} s"
         if refusal:
-            text = f"{named} has {trouble} and cannot be loaded: {refusal}; next try in {pause_s:g} s"
+            text = f"{named} has {fault} and cannot be loaded: {refusal}; next try in {pause_s:g} s"
         elif pause_s > REPAIR_DELAYS_S[0]:
             text += f"; it was repaired recently, so the next repair waits for {pause_s:g} s"
         wait_s = max(pause_s, POLL_MODE_DELAY_S) if self._mode == "poll" else pause_s
@@ -467,7 +467,7 @@ class Supervisor:
         return min(MAX_PROBES, len({stub.instance for stub in stubs}))
 
     def _blame_stopped(self, model: str, started_at: float, now_s: float) -> None:
-        """Blame a model's stopped processes for a failed probe: Triton may hang on them and name none."""
+        """Blame a model's stopped processes for a failed probe: Triton may hang on them but name none."""
         for instance in self._stopped:
             if model_of(instance) == model and self._is_news(instance, started_at):
                 self._strikes.add(instance, now_s, is_stopped=True)
@@ -490,7 +490,7 @@ class Supervisor:
         return [ReadIndex()]
 
     def _mark_former_replaced(self, model: str, versions: Collection[int], now_s: float) -> Commands:
-        """Give up the processes before the last repair, if others run; report another number of instances."""
+        """Give up processes from before the last repair if others run; report a changed instance count."""
         former, in_use = self._of(model).former, self._stubs.stubs_of_versions(model, versions)
         replaced = [stub for stub in in_use if stub.process in former and stub.process not in self._replaced]
         old = {stub.instance_key for stub in replaced}

@@ -203,7 +203,7 @@ class Watchdog:
         self._orders: queue.SimpleQueue[supervisor.ReadIndex | supervisor.Reload | None] = queue.SimpleQueue()
         self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
         self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
-        self._last_trouble = ""
+        self._last_error = ""
         # One load of a model at a time, so that a repair and a change of instances know what they replace.
         self._loading, self._is_adapting = threading.Lock(), False
         self._instances = InstanceController(
@@ -254,10 +254,10 @@ class Watchdog:
                 pause_s = POLL_INTERVAL_S  # the server is ending or hangs; the probes tell which
             except Exception as error:
                 # An unforeseen error is logged; it must not end the supervision.
-                trouble = f"failed and continues: {type(error).__name__}: {error}"
-                if trouble != self._last_trouble:
-                    self._say(trouble)
-                self._last_trouble, pause_s = trouble, POLL_INTERVAL_S
+                problem = f"failed and continues: {type(error).__name__}: {error}"
+                if problem != self._last_error:
+                    self._say(problem)
+                self._last_error, pause_s = problem, POLL_INTERVAL_S
             self._is_closed.wait(pause_s)
 
     def _observe_processes(self) -> float:

@@ -18,7 +18,7 @@ from nereid.gateway.failures import (
 from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import log
 from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, cancel_on_disconnect
-from nereid.gateway.inference import ImageInference, run
+from nereid.gateway.inference import ImageInference, run_inference
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import (
     BODY_ERRORS,
@@ -140,7 +140,7 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
         )
         async with large if cost >= LARGE_COST else nullcontext(), slots:
             try:
-                prediction = await run(gateway, request, inference)
+                prediction = await run_inference(gateway, request, inference)
             except Exception as error:
                 failures.append(_as_failure(error))
                 return FailedResult(name, failures[-1].reason)

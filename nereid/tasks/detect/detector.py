@@ -117,8 +117,9 @@ class ObjectFinder:
             if IMAGE not in tensors or tensors[IMAGE].type_and_dims != "TYPE_STRING [1]":
                 raise UnknownHead(f"expected an input '{IMAGE}' TYPE_STRING [1]")
             _check_outputs(config)
-            frame = InputSize(transform.height_px, transform.width_px)
-            head = find_head([output for output in outputs if output.name != IMAGE], frame, settings.head)
+            input_size = InputSize(transform.height_px, transform.width_px)
+            outputs = [output for output in outputs if output.name != IMAGE]
+            head = find_head(outputs, input_size, settings.head)
             if unused := sorted(tensors.keys() - {IMAGE, *(output.name for output in head.outputs)}):
                 raise UnknownHead(f"input '{unused[0]}' is not an output that head {settings.head} uses")
             labels = _read_labels(config, settings.labels, head.classes)

@@ -103,7 +103,7 @@ class ObjectExamination:
             raise Rejected(
                 f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"
             )
-        size_wh = head.frame.width_px, head.frame.height_px
+        size_wh = head.input_size.width_px, head.input_size.height_px
         if len(sides) and (np.median(sides, axis=0) > MAX_SIDE * np.array(size_wh)).any():
             raise Rejected(
                 f"{sample.name}: expected boxes within {size_wh[0]} x {size_wh[1]} pixels, got a side of "

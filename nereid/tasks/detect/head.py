@@ -37,12 +37,12 @@ class Head:
     Attributes:
         name: layout name, a key of LAYOUTS.
         outputs: the network outputs in use, by role.
-        frame: size of the network's input.
+        input_size: size of the network's input.
     """
 
     name: str
     outputs: tuple[NetworkOutput, ...]
-    frame: InputSize
+    input_size: InputSize
 
     @property
     def layout(self) -> Layout:
@@ -68,7 +68,7 @@ class Head:
             InferenceFailed: an output does not have the layout's shape, or has numbers that are not finite.
         """
         self._check(rows)
-        found = self.layout.decode(rows, self.frame, threshold)
+        found = self.layout.decode(rows, self.input_size, threshold)
         is_likely = found.scores >= threshold
         return Candidates(*(part[is_likely] for part in found))
 
@@ -81,8 +81,8 @@ class Head:
                     f"output '{output.name}': expected shape {list(output.dims)} per image, "
                     f"got {list(array.shape)}"
                 )
-        if self.name == "yolox" and len(rows[0]) != (cells := grid_cells(self.frame)):
-            problem = _cells(cells, self.frame, len(rows[0]))
+        if self.name == "yolox" and len(rows[0]) != (cells := grid_cells(self.input_size)):
+            problem = _cells(cells, self.input_size, len(rows[0]))
             raise InferenceFailed(f"output '{self.outputs[0].name}': {problem}")
         for output, array in zip(self.outputs, used_rows(rows), strict=True):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -93,12 +93,14 @@ class Head:
                 )
 
 
-def find_head(outputs: Sequence[NetworkOutput], frame: InputSize, name: str = "", labels: int = 0) -> Head:
+def find_head(
+    outputs: Sequence[NetworkOutput], input_size: InputSize, name: str = "", labels: int = 0
+) -> Head:
     """Return a network's head.
 
     Args:
         outputs: all outputs of the network.
-        frame: size of the network's input.
+        input_size: size of the network's input.
         name: layout name; empty to infer it from names and shapes.
         labels: number of class names; 0 if there are none.
 
@@ -106,9 +108,9 @@ def find_head(outputs: Sequence[NetworkOutput], frame: InputSize, name: str = ""
         UnknownHead: the outputs do not match the layout, or several layouts are possible.
     """
     if name:
-        return _named(outputs, frame, name)
+        return _named(outputs, input_size, name)
     possible = {
-        layout_name: Head(layout_name, roles, frame)
+        layout_name: Head(layout_name, roles, input_size)
         for layout_name, layout in LAYOUTS.items()
         if (roles := layout.find(outputs))
     }
@@ -121,22 +123,22 @@ def find_head(outputs: Sequence[NetworkOutput], frame: InputSize, name: str = ""
     raise UnknownHead(f"expected the outputs of a detector, got {_described(outputs)}; known: {layouts}")
 
 
-def _named(outputs: Sequence[NetworkOutput], frame: InputSize, name: str) -> Head:
+def _named(outputs: Sequence[NetworkOutput], input_size: InputSize, name: str) -> Head:
     if name not in LAYOUTS:
         raise UnknownHead(f"invalid head: expected one of {', '.join(LAYOUTS)}, got '{name}'")
     roles = LAYOUTS[name].find(outputs)
     if not roles:
         raise UnknownHead(f"head {name}: expected {LAYOUTS[name].form}, got {_described(outputs)}")
-    cells, anchors = grid_cells(frame), roles[0].dims[:1]
+    cells, anchors = grid_cells(input_size), roles[0].dims[:1]
     if name == "yolox" and anchors not in ((-1,), (cells,)):
-        raise UnknownHead(f"head yolox, output '{roles[0].name}': {_cells(cells, frame, anchors[0])}")
-    return Head(name, roles, frame)
+        raise UnknownHead(f"head yolox, output '{roles[0].name}': {_cells(cells, input_size, anchors[0])}")
+    return Head(name, roles, input_size)
 
 
 def _is_certain(head: Head, labels: int) -> bool:
     """Return whether this is the only possible layout for outputs of this form."""
     name, roles = head.name, head.outputs
-    cells = {grid_cells(head.frame, strides) for strides in GRIDS_PX}
+    cells = {grid_cells(head.input_size, strides) for strides in GRIDS_PX}
     anchored = {ANCHORS_PER_CELL * count for count in cells}
     first = roles[0].dims
     if name == "yolov5":
@@ -165,8 +167,8 @@ def _is_certain(head: Head, labels: int) -> bool:
     return name == "nms" and (len(roles) > 1 or is_short)
 
 
-def _cells(cells: int, frame: InputSize, got: int) -> str:
-    size = f"{frame.height_px} x {frame.width_px}"
+def _cells(cells: int, input_size: InputSize, got: int) -> str:
+    size = f"{input_size.height_px} x {input_size.width_px}"
     return f"expected {cells:,} anchors, one per cell of {size} pixels with strides 8, 16, 32, got {got:,}"
 
 

@@ -40,7 +40,7 @@ Rows = Sequence[np.ndarray]
 Decode = Callable[[Rows, InputSize, float], Candidates]
 
 
-def yolov5(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
+def yolov5(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode [A, 5 + C]: centre and size in pixels, objectness, one probability per class."""
     (matrix,) = rows
     matrix = matrix[matrix[:, 4] >= threshold]
@@ -48,11 +48,11 @@ def yolov5(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     return Candidates(_corners(matrix[:, :4]), matrix[:, 4] * best, classes)
 
 
-def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
+def yolox(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode [A, 5 + C]: as YOLOv5, but with offsets in cells and logarithms of sizes in cells."""
     (matrix,) = rows
     is_likely = matrix[:, 4] >= threshold
-    matrix, cells = matrix[is_likely], cell_grid(frame)[is_likely]
+    matrix, cells = matrix[is_likely], cell_grid(input_size)[is_likely]
     strides_px = cells[:, 2:]
     raw = matrix[:, :4].astype(np.float64)
     centers = (raw[:, :2] + cells[:, :2]) * strides_px
@@ -61,17 +61,17 @@ def yolox(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     return Candidates(_corners(np.concatenate([centers, sizes], axis=1)), matrix[:, 4] * best, classes)
 
 
-def cell_grid(frame: InputSize) -> np.ndarray:
+def cell_grid(input_size: InputSize) -> np.ndarray:
     """Return each cell's column, row and stride, float64[cells, 3], in YOLOX's order."""
     parts = []
     for stride in STRIDES_PX:
-        rows, columns = np.mgrid[: frame.height_px // stride, : frame.width_px // stride]
+        rows, columns = np.mgrid[: input_size.height_px // stride, : input_size.width_px // stride]
         parts.append(np.stack([columns.ravel(), rows.ravel(), np.full(rows.size, stride)], axis=1))
     cells: np.ndarray = np.concatenate(parts).astype(np.float64)
     return cells
 
 
-def yolov8(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
+def yolov8(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode [4 + C, A]: centre and size in pixels, one probability per class; no objectness."""
     (matrix,) = rows
     scores = matrix[4:].max(0)
@@ -80,58 +80,58 @@ def yolov8(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
     return Candidates(_corners(matrix[:4, is_likely].T), scores[is_likely], classes)
 
 
-def detr(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
+def detr(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode logits [Q, C + 1], whose last class means no object, and boxes [Q, 4]."""
     logits, boxes = rows
-    return _queries(softmax(logits.astype(np.float64))[:, :-1], boxes, frame)
+    return _queries(softmax(logits.astype(np.float64))[:, :-1], boxes, input_size)
 
 
-def detr_sigmoid(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
+def detr_sigmoid(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode logits [Q, C] of independent classes, and boxes [Q, 4]."""
     logits, boxes = rows
     powers = np.exp(-np.abs(logits.astype(np.float64)))
-    return _queries(np.where(logits >= 0, 1, powers) / (1 + powers), boxes, frame)
+    return _queries(np.where(logits >= 0, 1, powers) / (1 + powers), boxes, input_size)
 
 
-def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: InputSize) -> Candidates:
-    """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre and size as frame fractions."""
+def _queries(probabilities: np.ndarray, boxes: np.ndarray, input_size: InputSize) -> Candidates:
+    """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre, size as input fractions."""
     classes, best = _best(probabilities)
-    height, width = frame
+    height, width = input_size
     sized = boxes.astype(np.float64) * (width, height, width, height)
     return Candidates(_corners(sized), best.astype(np.float32), classes)
 
 
-def cornered(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
+def cornered(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode probabilities [A, C] and boxes [A, 4]: corners in pixels."""
     scores, boxes = rows
     classes, best = _best(scores)
     return Candidates(boxes.astype(np.float64), best, classes)
 
 
-def fractions(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
-    """Decode [Q, 4 + C]: centre and size as fractions of the frame, one probability per class."""
+def fractions(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
+    """Decode [Q, 4 + C]: centre and size as fractions of the input, one probability per class."""
     (matrix,) = rows
-    return _queries(matrix[:, 4:], matrix[:, :4], frame)
+    return _queries(matrix[:, 4:], matrix[:, :4], input_size)
 
 
-def fractions_best(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
-    """Decode [Q, 6]: centre and size as fractions of the frame, score, class."""
+def fractions_best(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
+    """Decode [Q, 6]: centre and size as fractions of the input, score, class."""
     (matrix,) = rows
     matrix = matrix[matrix[:, 4] >= threshold]
-    sized = matrix[:, :4].astype(np.float64) * ([frame.width_px, frame.height_px] * 2)
+    sized = matrix[:, :4].astype(np.float64) * ([input_size.width_px, input_size.height_px] * 2)
     return Candidates(_corners(sized), matrix[:, 4], matrix[:, 5].astype(np.int64))
 
 
-def tensorflow(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
-    """Decode count, boxes [M, 4] (top, left, bottom, right as frame fractions), scores, classes from 1."""
+def tensorflow(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
+    """Decode count, boxes [M, 4] (top, left, bottom, right as input fractions), scores, classes from 1."""
     boxes, scores, classes = _nms_parts(rows)
     kept = (scores >= threshold) & (classes >= 1)
-    height, width = frame
+    height, width = input_size
     corners = boxes[kept][:, [1, 0, 3, 2]].astype(np.float64) * (width, height, width, height)
     return Candidates(corners, scores[kept], classes[kept].astype(np.int64) - 1)
 
 
-def decode_nms(rows: Rows, frame: InputSize, threshold: float) -> Candidates:
+def decode_nms(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode the output of a network with built-in NMS: corners in pixels of its input."""
     boxes, scores, classes = _nms_parts(rows)
     kept = (scores >= threshold) & (classes >= 0)
@@ -193,8 +193,8 @@ class Layout:
     Attributes:
         form: the outputs as shown in messages.
         find: returns the outputs by role; () if the layout does not match.
-        decode: converts one image's outputs by role and the frame to candidates; it may leave out those below
-            the minimum score.
+        decode: converts one image's outputs by role and the input size to candidates; it may leave out those
+            below the minimum score.
         classes: class axis of the first output, and its other entries; () if the shapes have no classes.
         has_nms: whether the network itself has already removed boxes of the same object.
         first_class: the network's number for its first class.
@@ -210,9 +210,9 @@ class Layout:
     preprocessing: Mapping[str, str] = field(default_factory=dict)
 
 
-def grid_cells(frame: InputSize, strides_px: Sequence[int] = STRIDES_PX) -> int:
-    """Return the total number of cells of all grids over a frame."""
-    return sum((frame.height_px // stride) * (frame.width_px // stride) for stride in strides_px)
+def grid_cells(input_size: InputSize, strides_px: Sequence[int] = STRIDES_PX) -> int:
+    """Return the total number of cells of all grids over the input."""
+    return sum((input_size.height_px // stride) * (input_size.width_px // stride) for stride in strides_px)
 
 
 def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Find:

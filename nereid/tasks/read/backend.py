@@ -18,7 +18,7 @@ from nereid.backends.triton.metric_reporter import ImageSignalReporter, MetricRe
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.onnx_model import LocalNetwork, ServedNetwork
 from nereid.backends.triton.post_processing import PostProcessingOutcome, only_one
-from nereid.backends.triton.tensors import read_request, reject, send, send_or_log, to_response
+from nereid.backends.triton.tensors import read_request, reject, send_or_log, send_response, to_response
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import (
     BARCODE,
@@ -148,7 +148,7 @@ class ReaderModel:
             self._responses(others, [read[index] for index in image_indices], *self._images) if others else []
         )
         for request, response in zip(others, responses, strict=True):
-            send(request.get_response_sender(), response)
+            send_response(request.get_response_sender(), response)
         return None
 
     def _begin(self, request: Any, read: _Read) -> None:
@@ -159,7 +159,7 @@ class ReaderModel:
         else:
             error = Overloaded(f"{MAX_WAITING_DOCUMENTS} documents wait for this instance; retry later")
             self._metrics.record_rejection(error)
-            send(sender, reject(error))
+            send_response(sender, reject(error))
 
     def _read_document(self, request: Any, read: _Read, sender: Any) -> None:
         try:

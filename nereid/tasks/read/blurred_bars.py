@@ -28,7 +28,10 @@ _WIDTHS = (
 )
 _STOP = "2331112"
 # Number of data symbols, and the first of the three start symbols; modules per symbol and in the stop.
-_DATA, _START, _SYMBOL, _STOP_MODULES = 103, 103, 11, 13
+_DATA = 103
+_START = 103
+_SYMBOL = 11
+_STOP_MODULES = 13
 # Samples per module, and neighbouring modules that blur may mix in.
 _SAMPLES, _PAD = 5, 3
 # Blur widths in modules: standard deviations for defocus, lengths for motion.
@@ -41,13 +44,19 @@ SIDES_PX = (400, 900)
 # Ink fainter than this fraction of paper is ignored.
 MIN_SLOPE = 0.02
 # Maximum mean square residual, in levels between paper (0) and ink (1), for the first fit and the final one.
+MAX_FIRST = 0.065
+MAX_REST = 0.04
 # How much worse the runner-up must be, as a fraction of it; what the check symbol may cost, as part of that.
-MAX_FIRST, MAX_REST, MIN_AHEAD, MAX_CHECK = 0.065, 0.04, 0.5, 0.15
+MIN_AHEAD = 0.5
+MAX_CHECK = 0.15
 # With more than this at a medium blur, other blurs do not fit, either.
 MAX_MIDDLE = 0.13
 # If the runner-up is this much worse, the check symbol may cost as much as that.
 FAR_AHEAD = 1.5
-_ROWS, _OVERSAMPLED, _MARGIN, _SHEARS = 24, 2.0, 1.3, range(-32, 33, 4)
+_ROWS = 24
+_OVERSAMPLED = 2.0
+_MARGIN = 1.3
+_SHEARS = range(-32, 33, 4)
 
 
 @dataclass(frozen=True, slots=True)

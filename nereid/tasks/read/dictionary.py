@@ -50,12 +50,12 @@ def choose(
             f"expected the characters of the recogniser, got none: the file has no metadata '{KEY}'; "
             f"{FIXES[origin]}"
         )
-    of_file = _problem(characters, FILE, FIXES[origin], classes) if characters else ""
+    file_problem = _problem(characters, FILE, FIXES[origin], classes) if characters else ""
     if characters and (not labels or tuple(characters) == tuple(labels)):
-        if of_file:
-            raise WrongUsage(of_file)
+        if file_problem:
+            raise WrongUsage(file_problem)
         return tuple(characters)
-    if characters and not of_file:
+    if characters and not file_problem:
         raise WrongUsage(
             f"expected the {len(characters):,} characters of {FILE}, got {len(labels):,} others from "
             f"{origin}; fix: leave out {origin}"

@@ -24,15 +24,17 @@ from nereid.tasks.read.fields.specification import (
 # Maximum characters replaced in one number; with more, a checksum would too often match by chance.
 MAX_CORRECTED = 3
 # Evidence: of 100 texts in which letters and digits alternate, 10 do so at the same position.
-CHANGE = 1.0
-# A misread number (1 in 20) has a wrong checksum as often as a random one (9 in 10).
-WRONG_CHECKSUM = -1.3
+CHANGE_EVIDENCE = 1.0
+# One number in 20 is misread; its checksum is then wrong as often as a random number's (9 in 10).
+WRONG_CHECKSUM_EVIDENCE = -1.3
 # Maximum characters replaced by the recogniser's second most probable ones, and out of how many.
 MAX_SWAPPED, MAX_DOUBTFUL = 2, 6
 # A character read as another one, and a letter read as a digit: all-digit numbers are too common.
-LETTER_CORRECTED, DIGIT_CORRECTED = -1.0, -2.0
-# The page names the carrier, or only other carriers.
-NAMED, OTHERS_NAMED = 1.5, -0.5
+LETTER_CORRECTED_EVIDENCE = -1.0
+DIGIT_CORRECTED_EVIDENCE = -2.0
+# For a page that names the carrier, and for one that names only other carriers.
+NAMED_EVIDENCE = 1.5
+OTHERS_NAMED_EVIDENCE = -0.5
 # If formats differ by less than this, the first one wins.
 MIN_EVIDENCE_GAP = 0.5
 # Letters that fonts draw like a digit. A digit is never replaced by another digit: a check digit shows
@@ -121,14 +123,14 @@ def read_number(
     ties = [match.reading for match in matches if len(match.reading.corrections) == size]
     rivals = {tie.value for tie in ties if tie.valid}
     if size and len(rivals) > 1:
-        return Match(NumberReading(text.upper(), False), best.form, None, WRONG_CHECKSUM)
+        return Match(NumberReading(text.upper(), False), best.form, None, WRONG_CHECKSUM_EVIDENCE)
     return best
 
 
 def _naming(carrier: Carrier | None, named: frozenset[str]) -> float:
     if carrier is None or not named:
         return 0.0
-    return NAMED if carrier.name in named else OTHERS_NAMED
+    return NAMED_EVIDENCE if carrier.name in named else OTHERS_NAMED_EVIDENCE
 
 
 def _read(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
@@ -166,7 +168,7 @@ def _proven(text: str, form: Format, swaps: Swaps) -> NumberReading | None:
                 return proven[0]
             is_near = True
             break
-    return NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM) if is_near else None
+    return NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM_EVIDENCE) if is_near else None
 
 
 def _swaps(text: str, others: str) -> Swaps:
@@ -217,14 +219,15 @@ def _cost(corrections: tuple[CharacterCorrection, ...]) -> float:
     """Return the evidence against corrections; the same correction at several positions counts once."""
     kinds = {(correction.before, correction.after) for correction in corrections}
     return sum(
-        DIGIT_CORRECTED if before.isdigit() > after.isdigit() else LETTER_CORRECTED for before, after in kinds
+        DIGIT_CORRECTED_EVIDENCE if before.isdigit() > after.isdigit() else LETTER_CORRECTED_EVIDENCE
+        for before, after in kinds
     )
 
 
 def _proof(form: Format, valid: bool | None) -> float:
     if valid is None:
         return 0.0
-    return -log10(CHECKSUMS[form.checksum].chance) if valid else WRONG_CHECKSUM
+    return -log10(CHECKSUMS[form.checksum].chance) if valid else WRONG_CHECKSUM_EVIDENCE
 
 
 @lru_cache(maxsize=10_000)
@@ -237,7 +240,7 @@ def _rarity(shape: Shape, kinds: tuple[bool, ...]) -> float | None:
             return None
         rarity -= log10(share)
     digits_only = [accepted <= DIGITS for accepted, *_ in shape]
-    return rarity + CHANGE * min(
+    return rarity + CHANGE_EVIDENCE * min(
         sum(one != other for one, other in pairwise(mask)) for mask in (kinds, digits_only)
     )
 

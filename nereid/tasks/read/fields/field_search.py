@@ -66,10 +66,10 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             if has_stop and forms:
                 forms = tuple(pair for pair in forms if not pair[0].needs_label or _has_checksum(pair))
             start, end = group.start(), groups[last].end()
-            is_part = bool(forms) and _goes_on(row, groups, first, last)
+            is_part = bool(forms) and _has_adjacent_digits(row, groups, first, last)
             if is_part:
                 # Letters and a valid checksum distinguish a number from the text next to it.
-                forms = tuple(pair for pair in forms if _is_clear(pair) or text.isdigit())
+                forms = tuple(pair for pair in forms if _is_self_evident(pair) or text.isdigit())
             elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
                 continue
             read = read_number(text, forms, named, others_of_text) if forms else None
@@ -82,11 +82,11 @@ def _has_checksum(form: CarrierFormat) -> bool:
     return form[0].checksum != "none"
 
 
-def _is_clear(form: CarrierFormat) -> bool:
+def _is_self_evident(form: CarrierFormat) -> bool:
     return _has_checksum(form) and not form[0].needs_label
 
 
-def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:
+def _has_adjacent_digits(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:
     """Return whether an adjacent group in the same box has digits, so this is part of a longer number."""
     for inner, outer in ((first, first - 1), (last, last + 1)):
         if 0 <= outer < len(groups) and re.search("[0-9]", groups[outer][0]):
@@ -100,18 +100,24 @@ def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -
 # Maximum candidates per field; any more are left out in reading order.
 MAX_CANDIDATES = 2000
 # Evidence as a logarithm: without a label, a corrected number needs this much.
-CORRECTED = 1.5
+MIN_CORRECTED_EVIDENCE = 1.5
 # A number whose checksum does not match was not read correctly.
-NOT_VALID = -4.0
-# Evidence for a printed number of this minimum length that agrees with bars, and how much makes it certain.
-BARCODE, MIN_CODE, AGREED = 5.0, 8, 3.0
+INVALID_EVIDENCE = -4.0
+# Evidence for a printed number of this minimum length that agrees with bars.
+BARCODE_EVIDENCE = 5.0
+MIN_CODE_LENGTH = 8
+# Such a number is certain with this much evidence besides.
+MIN_OTHER_EVIDENCE = 3.0
 # A number was misread if at most this fraction of its characters differs from the bars. Only the numbers
 # nearest to labels are compared.
-MISREAD, MAX_MISREAD = 0.34, 4
+MAX_MISREAD_FRACTION = 0.34
+MAX_COMPARED = 4
 # A value is certain with this much evidence, this much more than any other, and this line confidence.
-CERTAIN, MIN_LEAD, CERTAIN_CONFIDENCE = 3.5, 1.5, 0.98
+CERTAIN_EVIDENCE = 3.5
+MIN_LEAD = 1.5
+CERTAIN_CONFIDENCE = 0.98
 # Evidence of about one check digit is enough to name a carrier.
-CHECK_DIGIT = 0.9
+CHECK_DIGIT_EVIDENCE = 0.9
 # Row, start and end of a candidate.
 Span = tuple[int, int, int]
 # The content of bars, and their corners float[4, 2] in pixels of the upright image.
@@ -156,8 +162,9 @@ class FieldCandidate:
     @property
     def evidence(self) -> float:
         """Logarithm of how rare this is for a random text; 3 stands for 1 in 1,000."""
-        not_valid = NOT_VALID if self.reading.valid is False else 0.0
-        return self.match.evidence + self.nearness.evidence + not_valid + BARCODE * (len(self.sources) > 1)
+        invalid = INVALID_EVIDENCE if self.reading.valid is False else 0.0
+        barcode = BARCODE_EVIDENCE if len(self.sources) > 1 else 0.0
+        return self.match.evidence + self.nearness.evidence + invalid + barcode
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -178,11 +185,13 @@ class FieldCandidate:
             return False
         is_valid = self.reading.valid is True
         if len(self.sources) > 1:
-            return self.evidence >= BARCODE + AGREED and (is_valid or self.nearness.is_labelled)
+            is_confirmed = is_valid or self.nearness.is_labelled
+            return is_confirmed and self.evidence >= BARCODE_EVIDENCE + MIN_OTHER_EVIDENCE
         if self.part > self.evidence - MIN_LEAD or self.is_continued:
             return False
         is_read = self.sources == _BARS or (self.reading.covered and self.confidence >= CERTAIN_CONFIDENCE)
-        return is_valid and is_read and self.match.evidence >= CHECK_DIGIT and self.evidence >= CERTAIN
+        is_checked = is_valid and self.match.evidence >= CHECK_DIGIT_EVIDENCE
+        return is_checked and is_read and self.evidence >= CERTAIN_EVIDENCE
 
     def agrees(self, other: "FieldCandidate") -> bool:
         """Return whether one contains the other's value, as FedEx's 34 digits contain the parcel's 12."""
@@ -248,7 +257,7 @@ def _field(name: str, candidates: Sequence[FieldCandidate]) -> FoundField:
         return FoundField(name)
     found = sorted(candidates, key=lambda candidate: candidate.rank)
     best = found[0]
-    carrier = best.match.carrier if best.match.evidence >= CHECK_DIGIT else None
+    carrier = best.match.carrier if best.match.evidence >= CHECK_DIGIT_EVIDENCE else None
     near = [rival for rival in found if rival.evidence > best.evidence - MIN_LEAD and not rival.agrees(best)]
     rivals = dict.fromkeys(rival.reading.value for rival in near)
     return FoundField(
@@ -275,7 +284,7 @@ def _candidates(
     rows: Sequence[Row], codes: Sequence[Row], continuations: tuple[np.ndarray, np.ndarray], rule: FieldRule
 ) -> Mapping[Span, FieldCandidate]:
     labels, (goes_on, has_begun) = FieldLabels(rows, rule), continuations
-    barcode_parts = frozenset(part for row in codes for part in _said(row.text))
+    barcode_texts = frozenset(part for row in codes for part in _barcode_texts(row.text))
     candidates: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
     readings = (
@@ -291,8 +300,8 @@ def _candidates(
             nearness, sources = Nearness(), _BARS
         else:
             nearness = labels.nearness(row, number, start, end)
-            is_long = match.form.joined and len(match.reading.value) >= MIN_CODE
-            agrees = is_long and _agrees(match.reading, barcode_parts)
+            is_long = match.form.joined and len(match.reading.value) >= MIN_CODE_LENGTH
+            agrees = is_long and _agrees(match.reading, barcode_texts)
             # If bars confirm a number whose checksum does not match, it is a different kind of number.
             counts = nearness.is_labelled or (nearness.evidence == 0 and match.reading.valid is not False)
             sources = (*_BARS, *_TEXT) if agrees and counts else _TEXT
@@ -314,20 +323,20 @@ def _candidates(
     return _joined(_without_parts(candidates, parts), is_open)
 
 
-def _said(text: str) -> tuple[str, ...]:
+def _barcode_texts(text: str) -> tuple[str, ...]:
     """Return the letters and digits of bars, and of each of their parts, such as GS1 elements."""
     return tuple(_ALPHANUMERIC.sub("", part).upper() for part in (text, *_ALPHANUMERIC.split(text)))
 
 
-def _agrees(reading: NumberReading, said: Collection[str]) -> bool:
+def _agrees(reading: NumberReading, barcode_texts: Collection[str]) -> bool:
     """Return whether bars contain exactly a number or end with it: FedEx and USPS prefix it with long ones.
 
     Without a checksum the end proves nothing, because only part of a number may have been read.
     """
     value = reading.value
-    return value in said or (
+    return value in barcode_texts or (
         reading.valid is True
-        and any(code.endswith(value) and len(code) >= len(value) + MIN_CODE for code in said)
+        and any(code.endswith(value) and len(code) >= len(value) + MIN_CODE_LENGTH for code in barcode_texts)
     )
 
 
@@ -345,7 +354,7 @@ def _joined(found: Mapping[Span, FieldCandidate], is_open: bool) -> Mapping[Span
         for key, text in texts.items()
         if text.nearness.is_labelled and not text.reading.valid and len(text.sources) == 1
     ]
-    doubtful = sorted(doubtful, key=lambda key: texts[key].nearness.distance)[:MAX_MISREAD]
+    doubtful = sorted(doubtful, key=lambda key: texts[key].nearness.distance)[:MAX_COMPARED]
     for key, code in found.items():
         value = code.reading.value
         if key in texts or any(number in value for number in agreed):
@@ -363,15 +372,15 @@ def _joined(found: Mapping[Span, FieldCandidate], is_open: bool) -> Mapping[Span
 
 
 def _is_misread(text: str, code: str) -> bool:
-    if len(code) < MIN_CODE or len(text) > 2 * len(code):
+    if len(code) < MIN_CODE_LENGTH or len(text) > 2 * len(code):
         return False
-    is_part = code in text or (len(text) >= MIN_CODE and text in code)
-    return is_part or edit_distance(text, code) <= len(code) * MISREAD
+    is_part = code in text or (len(text) >= MIN_CODE_LENGTH and text in code)
+    return is_part or edit_distance(text, code) <= len(code) * MAX_MISREAD_FRACTION
 
 
 def _needs_label(candidate: FieldCandidate) -> bool:
     """Return whether a number counts only near a label, because it is not rare enough on its own."""
-    is_poor = bool(candidate.reading.corrections) and candidate.match.evidence < CORRECTED
+    is_poor = bool(candidate.reading.corrections) and candidate.match.evidence < MIN_CORRECTED_EVIDENCE
     return candidate.match.form.needs_label or is_poor or is_repeated(candidate.reading.value)
 
 

@@ -21,7 +21,10 @@ REACH_RIGHT, REACH_BELOW = 20.0, 6.0
 BELOW_PENALTY = 1.0
 # Evidence as a logarithm: for a value beside a label, lost per text height of distance, and left if another
 # word is between them. A number beside another number's label is the field in 1 of 1,000 cases.
-LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.8, 1.0, -3.0
+LABEL_EVIDENCE = 5.0
+EVIDENCE_LOST_PER_HEIGHT = 0.8
+INDIRECT_EVIDENCE = 1.0
+OTHER_LABEL_EVIDENCE = -3.0
 _Corners: TypeAlias = tuple[float, float, float, float, bool]
 # Labels by their number of letters, then by these letters.
 _ByLength: TypeAlias = Mapping[int, Mapping[str, str]]
@@ -34,7 +37,9 @@ MAX_SHORT = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
 # Minimum letters and maximum words of a label that is recognised with one wrong letter, which leaves this
 # many letters intact at one end.
-MIN_LETTERS, MAX_WORDS, INTACT = 8, 3, 4
+MIN_LETTERS = 8
+MAX_WORDS = 3
+MIN_INTACT_LETTERS = 4
 # Kinds of labels: the field's own, possibly its own, and other numbers'.
 OWN, CUT, OTHERS = "own", "cut", "others"
 
@@ -95,7 +100,7 @@ class FieldLabels:
         clear, cut = _distance(self._own, rectangle), _distance(self._cut, rectangle)
         distance, other = min(clear, cut), _distance(self._other, rectangle)
         if other < distance:
-            return Nearness(evidence=OTHER)
+            return Nearness(evidence=OTHER_LABEL_EVIDENCE)
         if not np.isfinite(distance):
             return Nearness()
         ends = (label_end for label_end in self._ends.get(number, ()) if label_end <= start)
@@ -103,7 +108,9 @@ class FieldLabels:
         for name in self._names:
             before = name.sub("", before)
         is_direct = not self._is_number or not _WORD.search(before)
-        evidence = max(LABEL - PER_HEIGHT * distance, INDIRECT) if is_direct else INDIRECT
+        evidence = INDIRECT_EVIDENCE
+        if is_direct:
+            evidence = max(evidence, LABEL_EVIDENCE - EVIDENCE_LOST_PER_HEIGHT * distance)
         return Nearness(distance, evidence, may_be_cut=cut < clear)
 
 
@@ -125,7 +132,10 @@ def _misread(text: str, labels: _ByLength) -> tuple[int, str]:
         read = "".join(word[0] for word in words[:count]).lower()
         for length in range(len(read) - 1, len(read) + 2):
             for letters, label in labels.get(length, {}).items():
-                is_alike = letters[:INTACT] == read[:INTACT] or letters[-INTACT:] == read[-INTACT:]
+                is_alike = (
+                    letters[:MIN_INTACT_LETTERS] == read[:MIN_INTACT_LETTERS]
+                    or letters[-MIN_INTACT_LETTERS:] == read[-MIN_INTACT_LETTERS:]
+                )
                 if is_alike and edit_distance(letters, read) <= 1:
                     return words[count - 1].end(), label
     return 0, ""

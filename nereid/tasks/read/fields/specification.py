@@ -26,7 +26,11 @@ from nereid.tasks.read.fields.shapes import (
 MAX_BYTES = 1_000_000
 # Shorter values may have the same digit throughout.
 MIN_REPEATED = 6
-MAX_PATTERN, MAX_FORMATS, MAX_LABELS, MAX_FIELDS, MAX_CARRIERS = 256, 32, 256, 32, 256
+MAX_PATTERN = 256
+MAX_FORMATS = 32
+MAX_LABELS = 256
+MAX_FIELDS = 32
+MAX_CARRIERS = 256
 ChecksumName = Literal[
     "none",
     "upu_s10",
