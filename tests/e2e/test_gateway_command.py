@@ -93,7 +93,7 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
     hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))
     serving, over = request.getfixturevalue(server), threading.Event()
     serving = serving["cpu"] if server == "both_profiles" else serving
-    words = ["--url", url(serving, "http"), "--model", model, "--require-keys"]
+    words = ["--url", url(serving, "http"), "--model", model, "--require-keys", "--access-log"]
     words += ["--keys", str(tmp_path / "keys.json")]
 
     files = [make() for make in costly]  # once: each takes a second, and 200 MB
@@ -119,7 +119,13 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
             over.set()
         longest_s = [future.result() for future in flooding]
 
-    assert [answer for status, answer in answers if status != 200] == [], longest_s
+    failed = [answer for status, answer in answers if status != 200]
+    lines = [
+        line
+        for line in (tmp_path / "log").read_text().splitlines()
+        if any(answer["request_id"] in line for answer in failed)
+    ]
+    assert failed == [], f"{lines}; costly files took {longest_s}"
     assert {answer["variant"] for _, answer in answers} <= {"v1", "v2"}
     assert set().union(*longest_s) <= {200, 400, 429, 504}
 
