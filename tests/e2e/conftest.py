@@ -36,8 +36,10 @@ def group_members(leader: int) -> list[int]:
 
 def memory_bytes(leader: int) -> int:
     """Return the memory of a process group, its shared pages counted once."""
-    pages = (Path(f"/proc/{pid}/smaps_rollup") for pid in group_members(leader))
-    texts = (page.read_text() for page in pages if page.exists())
+    texts = []
+    for pid in group_members(leader):
+        with contextlib.suppress(OSError):  # the process may end meanwhile
+            texts.append(Path(f"/proc/{pid}/smaps_rollup").read_text())
     return sum(int(kb) * 1024 for text in texts for kb in re.findall(r"^Pss: +(\d+) kB", text, re.M))
 
 

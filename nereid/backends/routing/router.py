@@ -9,12 +9,7 @@ from threading import Lock
 from typing import Any
 
 from nereid.backends.routing import assignment
-from nereid.backends.routing.assignment import (
-    ANSWER,
-    LoadedRoute,
-    VariantChoice,
-    lower,
-)
+from nereid.backends.routing.assignment import ANSWER, LoadedRoute, VariantChoice, lower
 from nereid.backends.routing.attempts import (
     MAX_ABANDONED,
     AdmittedRequest,
