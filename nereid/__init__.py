@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'nereid' has no attribute '{name}'")
     homes = {
         public: f"tasks.{task.folder}.{module}"
-        for task in importlib.import_module("nereid.tasks").TASKS
+        for task in importlib.import_module("nereid.base.task_registry").TASKS
         for module, names in task.public.items()
         for public in names
     }

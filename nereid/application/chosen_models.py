@@ -5,8 +5,8 @@ from pathlib import Path
 from nereid.base import assets
 from nereid.base.contract import IMAGE
 from nereid.base.errors import WrongUsage
-from nereid.tasks import DEFAULT_TASK, TASKS
-from nereid.tasks.task import Task
+from nereid.base.task import Task
+from nereid.base.task_registry import DEFAULT_TASK, TASKS
 
 
 def find_model(repository: Path, name: str, task: Task) -> str:

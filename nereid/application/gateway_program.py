@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from nereid.application.chosen_models import find_any_model
 from nereid.base.errors import ServerError
 from nereid.base.processes import available_cores
+from nereid.base.task_registry import DEFAULT_TASK
 from nereid.base.tracing.records import Sampling
 from nereid.gateway.key_changes import open_ring
 from nereid.gateway.settings import GatewaySettings, ListenOptions
 from nereid.server import run_dir
-from nereid.tasks import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from nereid.gateway.models import ModelSource

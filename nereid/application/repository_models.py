@@ -10,6 +10,7 @@ from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.backends.routing.assignment import LoadedRoute, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
+from nereid.base.task_registry import TASKS
 from nereid.gateway.failures import UNAVAILABLE_RETRY_S, Failure, invalid_request
 from nereid.gateway.models import PreviewRefused
 from nereid.gateway.route_control import RolloutCommand, RolloutState, RouteState, VariantState
@@ -31,7 +32,6 @@ from nereid.models.routes.location import (
 )
 from nereid.repository.repository_index import output_names, versions_on_disk
 from nereid.server.run_dir import ServerInfo
-from nereid.tasks import TASKS
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.imaging.preprocessor import preview
 

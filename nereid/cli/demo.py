@@ -12,13 +12,13 @@ from rich.table import Table
 
 from nereid.base.assets import COFFEE, copy_models
 from nereid.base.errors import OperationFailed, ServerError, WrongUsage
+from nereid.base.task import Task
+from nereid.base.task_registry import DEFAULT_TASK
 from nereid.base.units import format_ms
 from nereid.cli import options
 from nereid.cli.tables import console
 from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions
 from nereid.server.ports import Ports, free_ports
-from nereid.tasks import DEFAULT_TASK
-from nereid.tasks.task import Task
 
 if TYPE_CHECKING:
     from nereid.client.request import ProtocolName

@@ -8,12 +8,12 @@ import typer
 from nereid.base.assets import REPOSITORY
 from nereid.base.contract import HTTP_PORT
 from nereid.base.errors import value_errors_as_wrong_usage
+from nereid.base.task_registry import DEFAULT_TASK
 from nereid.cli import options
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
 from nereid.gateway.settings import KEEP_ALIVE_S, GatewaySettings, ListenOptions
-from nereid.tasks import DEFAULT_TASK
 
 MAX_WORKERS = 64
 

@@ -79,9 +79,9 @@ for group in (app, *GROUPS.values()):
 def print_version(is_requested: bool) -> None:
     """Print the version of the installed distribution, and exit."""
     if is_requested:
-        import nereid
+        from importlib.metadata import version
 
-        print(f"nereid {nereid.__version__}")
+        print(f"nereid {version('nereid-serving')}")
         raise typer.Exit
 
 

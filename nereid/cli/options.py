@@ -9,7 +9,7 @@ import typer
 
 from nereid.base import assets
 from nereid.base.errors import WrongUsage
-from nereid.tasks import DEFAULT_TASK, TASKS
+from nereid.base.task_registry import DEFAULT_TASK, TASKS
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 

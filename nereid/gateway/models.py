@@ -16,6 +16,8 @@ from msgspec import Struct
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import PROBE_HEADER
 from nereid.base.http_connection import HttpConnectionPool
+from nereid.base.task import Task
+from nereid.base.task_registry import DEFAULT_TASK, task_of
 from nereid.client.retry import RetryBudget
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import RecentLoad
@@ -23,8 +25,6 @@ from nereid.gateway.inference import ImageInference, send_inference, send_to_tri
 from nereid.gateway.readiness import ReadinessProbe
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
-from nereid.tasks import DEFAULT_TASK, task_of
-from nereid.tasks.task import Task
 
 # Maximum names in an error message; a repository may have hundreds of models.
 MAX_NAMES = 20

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.base.contract import HTTP_PORT, MAX_IMAGE_BYTES
+from nereid.base.task_registry import DEFAULT_TASK
 from nereid.base.tracing.records import DEFAULT_SAMPLING, Sampling
-from nereid.tasks import DEFAULT_TASK
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # Load balancers keep idle connections for about 60 s. If the gateway closed one first, a request could arrive

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct, ValidationError, convert, structs
 
 from nereid.base.assets import CHELSEA, COFFEE
+from nereid.base.task import Task
 from nereid.gateway.failures import Code, invalid_request, malformed_response
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
 from nereid.gateway.http.upload import FORM, JSON, ImageBody, cancel_on_disconnect
 from nereid.gateway.inference import ImageInference, run_inference
 from nereid.gateway.keys import Need
-from nereid.tasks.task import Task
 from nereid.vision.imaging.formats.image_header import estimate_header_cost, read_header
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from nereid.base.config.model_config import (
     read_pbtxt,
 )
 from nereid.base.errors import InvalidConfig
+from nereid.base.task_registry import entry_point_of_backend
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.onnx_file import OnnxFile
@@ -29,7 +30,6 @@ from nereid.repository.repository_index import (
     steps_of,
 )
 from nereid.repository.triton_rules import apply_rules
-from nereid.tasks import entry_point_of_backend
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.inference.signature import validate
 

@@ -18,6 +18,7 @@ from nereid.base.config.instance_bounds import BOUNDS
 from nereid.base.config.model_config import ModelConfig, read_config, with_instances
 from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_bytes, available_cores
+from nereid.base.task_registry import TASK_BY_BACKEND
 from nereid.repository.repository_index import (
     PARTS_BY_BACKEND,
     ROUTE,
@@ -28,7 +29,6 @@ from nereid.repository.repository_index import (
     served_steps,
     unused_models,
 )
-from nereid.tasks import TASK_BY_BACKEND
 
 BACKENDS = frozenset({"onnxruntime", "preprocess", ROUTE, *PARTS_BY_BACKEND, *TASK_BY_BACKEND})
 # Instances of all models together, per core: while one model is idle, the others use all cores.

@@ -11,9 +11,9 @@ from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig,
 from nereid.base.contract import IMAGE, SCORES
 from nereid.base.errors import InvalidConfig, WrongUsage
 from nereid.base.processes import available_cores
+from nereid.base.task import AS_MODELS
+from nereid.base.task_registry import TASK_BY_BACKEND, entry_point_of_backend
 from nereid.base.units import split_lines
-from nereid.tasks import TASK_BY_BACKEND, entry_point_of_backend
-from nereid.tasks.task import AS_MODELS
 from nereid.vision.inference.run_sizes import thread_counts
 
 

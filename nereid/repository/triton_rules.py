@@ -21,9 +21,9 @@ from nereid.base.config.parameters import (
     parse_bool,
 )
 from nereid.base.errors import InvalidConfig
+from nereid.base.task_registry import TASK_BY_BACKEND
 from nereid.repository.instance_sizing import BACKENDS
 from nereid.repository.repository_index import backend_of, parameters_of, served_versions
-from nereid.tasks import TASK_BY_BACKEND
 from nereid.vision.inference.run_sizes import thread_counts
 
 # Backends by platform. Source: model_config.h, kTensorFlowGraphDefPlatform and following lines.

@@ -26,6 +26,7 @@ from nereid.base.processes import (
     on_signals,
     raise_open_file_limit,
 )
+from nereid.base.task_registry import TASKS
 from nereid.repository.instance_sizing import InstancePlan
 from nereid.repository.repository_index import describe_threads, output_names, readable_configs, thread_budget
 from nereid.server import request_traces, run_dir
@@ -38,7 +39,6 @@ from nereid.server.run_dir import ServerInfo
 from nereid.server.supervision import health as health_page
 from nereid.server.supervision.health import ServerHealth
 from nereid.server.supervision.watchdog import Watchdog
-from nereid.tasks import TASKS
 
 # Time that killed processes need to exit.
 KILLED_EXIT_TIMEOUT_S = 10.0

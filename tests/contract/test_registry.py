@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import nereid
-from nereid.tasks import DEFAULT_TASK, TASKS
-from nereid.tasks.task import Task
+from nereid.base.task import Task
+from nereid.base.task_registry import DEFAULT_TASK, TASKS
 from tests.conftest import ROOT
 from tests.contract.test_layers import imported_modules
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from nereid.application.exit_codes import end
 from nereid.base import assets
 from nereid.base.errors import OperationFailed
+from nereid.base.task_registry import DEFAULT_TASK
 from nereid.base.units import escaped
 from nereid.cli import demo, options, tables
 from nereid.cli.main import app
-from nereid.tasks import DEFAULT_TASK
 from tests.commands import captured
 from tests.publishing import classifier
 from tests.tables import cases, rows

@@ -13,13 +13,13 @@ from jsonschema import Draft202012Validator
 from nereid.backends.routing import reference_file
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.prometheus_text import MetricSamples
+from nereid.base.task_outputs import QualitySignals
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import VariantSignals, from_traffic
 from nereid.insight.drift.comparison import MonitoredVariant, VariantDrift, compare, why_not
 from nereid.insight.drift.drift_report import agreement, wilson
 from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
 from nereid.insight.drift.recording import History, RecordedInterval, series_counts
-from nereid.tasks.task_outputs import QualitySignals
 from tests.tables import cases
 
 TARGET = MonitoredVariant("v1", "net_v1", 1, "7", "net_v1", 1)

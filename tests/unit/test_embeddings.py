@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nereid.base.contract import EMBEDDING
+from nereid.base.task_outputs import Comparison, Incomparable
+from nereid.base.task_registry import DEFAULT_TASK, make_task_outputs
 from nereid.client.result_kind import Timings
 from nereid.models.publish.examination import ExaminationRequest
-from nereid.tasks import DEFAULT_TASK, make_task_outputs
 from nereid.tasks.embed.examination import VectorExamination
 from nereid.tasks.embed.outputs import cosine_distances
 from nereid.tasks.embed.result import EMBEDDINGS
-from nereid.tasks.task_outputs import Comparison, Incomparable
 from tests.tables import cases
 
 EMBED = make_task_outputs([EMBEDDING, "variant", "version"])

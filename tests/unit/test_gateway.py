@@ -15,6 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from nereid.base.task_registry import DEFAULT_TASK, TASKS
 from nereid.client import classifier_errors as errors
 from nereid.gateway.admission import MAX_WAITING_PER_SLOT, Admission
 from nereid.gateway.failures import STATUS_BY_CODE, Failure
@@ -24,7 +25,6 @@ from nereid.gateway.keys import EXPOSED_WITHOUT_KEYS, KeyRing
 from nereid.gateway.models import Models
 from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.state import build
-from nereid.tasks import DEFAULT_TASK, TASKS
 from tests.gateways import (
     IMAGE,
     NO_KEYS,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nereid.base.task_registry import TASKS
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.result_kind import Timings
 from nereid.gateway import inference
 from nereid.gateway.failures import Failure
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
-from nereid.tasks import TASKS
 from nereid.tasks.detect.result import DETECTIONS, DetectedObject, Detection
 from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import Barcode, Correction, Field, PageSize, Reading, TextLine

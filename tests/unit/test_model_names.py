@@ -9,11 +9,11 @@ from nereid.application.chosen_models import find_any_model, find_model
 from nereid.application.repository_models import RepositoryModels
 from nereid.base.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import WrongUsage
+from nereid.base.task import Task
 from nereid.gateway.models import PreviewRefused
 from nereid.tasks.classify import CLASSIFY
 from nereid.tasks.read import READ
 from nereid.tasks.read.endpoint import fields_of
-from nereid.tasks.task import Task
 from tests.tables import cases
 
 ROUTE = """backend: "ab_router"

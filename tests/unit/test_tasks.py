@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, LABEL, SCORE, SCORES, TEXT
-from nereid.tasks import make_task_outputs
+from nereid.base.task_outputs import Comparison, Incomparable
+from nereid.base.task_registry import make_task_outputs
 from nereid.tasks.classify.outputs import ClassificationOutputs
 from nereid.tasks.detect.outputs import DetectionOutputs
 from nereid.tasks.read.outputs import FieldOutputs, ReadingOutputs, edit_distance, error_rate
-from nereid.tasks.task_outputs import Comparison, Incomparable
 from tests.tables import cases
 
 DETECT, READ, FIELDS = DetectionOutputs(), ReadingOutputs(), FieldOutputs()

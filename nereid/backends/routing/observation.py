@@ -9,7 +9,7 @@ from nereid.backends.routing.assignment import Shadow, is_mirrored
 from nereid.backends.routing.attempts import Attempt
 from nereid.backends.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
 from nereid.base.errors import DeadlineExceeded
-from nereid.tasks.task_outputs import QualitySignals, TaskOutputs
+from nereid.base.task_outputs import QualitySignals, TaskOutputs
 
 OTHER = "other"
 # Attributes for the trace of a request.

@@ -31,8 +31,8 @@ from nereid.base.errors import (
     Unavailable,
     from_exception,
 )
+from nereid.base.task_outputs import TaskOutputs
 from nereid.client.retry import RetryBudget
-from nereid.tasks.task_outputs import TaskOutputs
 
 # After an attempt that took longer, the client's connection is checked again.
 LONG_ATTEMPT_S = 0.2

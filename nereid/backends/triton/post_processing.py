@@ -8,7 +8,7 @@ import numpy as np
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.contract import IMAGE
 from nereid.base.errors import InvalidConfig, InvalidRequest, ServingError, from_exception
-from nereid.tasks import TASK_BY_BACKEND, entry_point_of_backend
+from nereid.base.task_registry import TASK_BY_BACKEND, entry_point_of_backend
 from nereid.vision.imaging.pipeline import Batch
 
 RequestImages: TypeAlias = Sequence[bytes] | ServingError

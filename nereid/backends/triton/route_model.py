@@ -27,8 +27,8 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
 from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
 from nereid.base.errors import InvalidRequest, ServingError, from_message
-from nereid.tasks import make_task_outputs
-from nereid.tasks.task_outputs import TaskOutputs
+from nereid.base.task_outputs import TaskOutputs
+from nereid.base.task_registry import make_task_outputs
 from nereid.vision.imaging.formats.image_header import LARGE_COST, estimate_header_cost, read_header
 
 # Seconds between two reads of the route file.

@@ -12,10 +12,10 @@ from nereid.application.chosen_models import find_model
 from nereid.base import files
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, ServingError, WrongUsage, value_errors_as_wrong_usage
+from nereid.base.task import CommandTexts, Task
+from nereid.base.task_registry import TASKS
 from nereid.cli.options import DEFAULT_REPOSITORY, SUFFIXES, collect, complete_model
 from nereid.cli.server_options import find_server
-from nereid.tasks import TASKS
-from nereid.tasks.task import CommandTexts, Task
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.outcomes import Format

@@ -12,10 +12,10 @@ import typer
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
+from nereid.base.task_registry import TASKS
 from nereid.base.units import format_bytes, format_ms
 from nereid.cli.options import AsJson, Repository, complete_preset, network_file, show_progress
 from nereid.cli.server_options import find_server
-from nereid.tasks import TASKS
 
 if TYPE_CHECKING:
     from nereid.models.publish.add import AddProposal

@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from nereid import tasks
 from nereid.base.http_connection import HttpConnectionPool
+from nereid.base.task_registry import DEFAULT_TASK, TASK_FOLDERS, TASKS
 from nereid.client.request import DEFAULT_CONCURRENCY, check_arguments
 from nereid.gateway import state
 from nereid.gateway.failures import Code, Failure
@@ -32,9 +32,8 @@ from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import Operation
 from nereid.gateway.v2 import http_operations
 from nereid.gateway.workers import SharedState
-from nereid.tasks import DEFAULT_TASK, TASKS
 
-PAGE, TASK_FOLDERS = Path(__file__).parents[1] / "page", Path(tasks.__file__).parent
+PAGE = Path(__file__).parents[1] / "page"
 NO_CACHE = {"cache-control": "no-cache"}
 _SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
 _DOCS = """<!DOCTYPE html>

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from nereid.base.task_registry import TASKS
 from nereid.gateway.failures import Failure
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
@@ -17,7 +18,6 @@ from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import RolloutCommand, RouteState, RouteView
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import BODY_ERRORS, IMAGE_MEDIA_TYPES, Operation, operations_of
-from nereid.tasks import TASKS
 
 
 class Access(Struct):

@@ -22,6 +22,8 @@ from nereid.backends.routing.reference_file import (
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed
+from nereid.base.task_outputs import QualitySignals, TaskOutputs
+from nereid.base.task_registry import DEFAULT_TASK, make_task_outputs, task_of
 from nereid.base.units import format_duration
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.model_client import ModelClient
@@ -29,8 +31,6 @@ from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import MonitoredVariant, requests_of, series_of
 from nereid.insight.drift.recording import BOUNDS, History, SeriesCounts, bucket_name
 from nereid.models.routes.location import preprocessing_of
-from nereid.tasks import DEFAULT_TASK, make_task_outputs, task_of
-from nereid.tasks.task_outputs import QualitySignals, TaskOutputs
 from nereid.vision.imaging.pipeline import Pipeline
 
 MIN_IMAGES = 100

@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from nereid.base.errors import OperationFailed
+from nereid.base.task_registry import TASKS
 from nereid.base.tracing.collector import read_records
 from nereid.base.tracing.records import Record
 from nereid.base.tracing.request_log import in_order, request_log_entries
 from nereid.insight.observe.contention import Contention
 from nereid.server.run_dir import ServerInfo
-from nereid.tasks import TASKS
 
 Line = Mapping[str, Any]
 # This fraction of requests counts as slow; the typical ones are those around the median.

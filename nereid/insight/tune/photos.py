@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from nereid.base.assets import COFFEE
-from nereid.tasks import task_of
+from nereid.base.task_registry import task_of
 
 SIZES_WH = {"640x427": (640, 427), "1920x1080": (1920, 1080)}
 JPEG_QUALITY = 94

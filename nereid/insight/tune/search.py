@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
+from nereid.base.task import AS_MODELS
+from nereid.base.task_registry import TASK_BY_BACKEND
 from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
-from nereid.tasks import TASK_BY_BACKEND
-from nereid.tasks.task import AS_MODELS
 
 # The results of one measurement of a candidate, by concurrency.
 LoadResults: TypeAlias = Mapping[int, LoadResult]

@@ -10,6 +10,7 @@ from typing import Any
 from nereid.backends.routing.assignment import Route, Salts, Variant, format_route
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
+from nereid.base.task_registry import DEFAULT_TASK
 from nereid.models.publish import examination, staged_version
 from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, SetAside, Warm
 from nereid.models.publish.configs import ModelNames
@@ -41,7 +42,6 @@ from nereid.models.routes.location import check_repository, find_route, read_rou
 from nereid.repository import check, instance_sizing, onnx_file
 from nereid.repository.repository_index import PinnedModel, pinned_models, read_labels
 from nereid.server.run_dir import ServerInfo
-from nereid.tasks import DEFAULT_TASK
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
 from nereid.vision.imaging.preprocessor import Preview, preview
 

@@ -16,11 +16,11 @@ import numpy as np
 from nereid.base.assets import SAMPLES
 from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.errors import OperationFailed, ServingError
+from nereid.base.task import Task
+from nereid.base.task_registry import DEFAULT_TASK, TASK_BY_BACKEND, TASKS, task_of
 from nereid.models.publish import isolated_child
 from nereid.models.publish.importing.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks import DEFAULT_TASK, TASK_BY_BACKEND, TASKS, task_of
-from nereid.tasks.task import Task
 from nereid.vision.inference.signature import sequence_controls
 
 EXAMINER = "nereid.models.publish.examiner"

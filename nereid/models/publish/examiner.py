@@ -20,6 +20,7 @@ import onnxruntime
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig, OperationFailed, ServingError
 from nereid.base.processes import available_bytes, return_memory
+from nereid.base.task_registry import DEFAULT_TASK, TASKS
 from nereid.models.publish.examination import (
     Arrays,
     Examination,
@@ -35,7 +36,6 @@ from nereid.models.publish.isolated_child import Write
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
 from nereid.repository.repository_index import check_label_count
-from nereid.tasks import DEFAULT_TASK, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
 Progress = Callable[[str], None]

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Struct
 
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.task_registry import DEFAULT_TASK
 from nereid.base.units import split_lines
 from nereid.models.publish.importing.graph_edits import ActivationRule
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, digest
-from nereid.tasks import DEFAULT_TASK
 
 DESCRIPTION = "description.json"
 

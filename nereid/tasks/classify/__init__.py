@@ -2,7 +2,7 @@
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.contract import SCORES
-from nereid.tasks.task import CommandTexts, NumberOption, Task
+from nereid.base.task import CommandTexts, NumberOption, Task
 
 CLASSIFY = Task(
     name="classify",

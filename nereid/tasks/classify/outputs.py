@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereid.base.contract import SCORES
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals, softmax
+from nereid.base.task_outputs import Arrays, Comparison, Incomparable, QualitySignals, softmax
 
 # Probabilities in FP16 or INT8 do not sum to exactly 1.
 SUM_TOLERANCE = 0.02

@@ -1,7 +1,7 @@
 """Detection: the objects in an image, each with a box, a score and a label."""
 
 from nereid.base.contract import BOX, LABEL, SCORE
-from nereid.tasks.task import CommandTexts, Task, TaskBackend
+from nereid.base.task import CommandTexts, Task, TaskBackend
 
 DETECT = Task(
     name="detect",

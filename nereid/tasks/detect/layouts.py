@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nereid.tasks.task_outputs import softmax
+from nereid.base.task_outputs import softmax
 
 # Pixels per cell of the grids that YOLO networks predict on.
 # Source: Megvii-BaseDetection/YOLOX, models/yolo_head.py.

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nereid.base.contract import BOX, LABEL, SCORE
+from nereid.base.task_outputs import Arrays, Comparison, Incomparable, QualitySignals, signals_of_findings
 from nereid.tasks.detect import DETECT
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals, signals_of_findings
 
 # Two boxes with the same label and at least this intersection over union are the same object.
 # Source: PASCAL VOC, Everingham et al., 2010.

@@ -1,7 +1,7 @@
 """Embeddings: one vector per image, whose direction represents the image's content."""
 
 from nereid.base.contract import EMBEDDING
-from nereid.tasks.task import CommandTexts, Task
+from nereid.base.task import CommandTexts, Task
 
 TASKS = (
     Task(

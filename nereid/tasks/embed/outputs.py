@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nereid.base.contract import EMBEDDING
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
+from nereid.base.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
 
 # For a nearest-neighbour search, vectors with a cosine of at least 0.99 point in the same direction.
 EQUAL_DISTANCE = 0.005

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
-from nereid.tasks.task import AS_MODELS, CommandTexts, Task, TaskBackend
+from nereid.base.task import AS_MODELS, CommandTexts, Task, TaskBackend
 
 # Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as in other
 # tasks: the network that is published again.

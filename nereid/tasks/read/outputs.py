@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from nereid.base.contract import CONFIDENCE, FIELD, TEXT
+from nereid.base.task_outputs import Arrays, Comparison, QualitySignals, signals_of_findings
 from nereid.tasks.read import READ, WAYBILL
-from nereid.tasks.task_outputs import Arrays, Comparison, QualitySignals, signals_of_findings
 
 # Maximum characters compared; a page of text has fewer.
 MAX_COMPARED = 4096

@@ -20,8 +20,8 @@ from nereid.base.contract import (
     SYMBOLOGY,
     TEXT,
 )
+from nereid.base.task import AS_MODELS, IN_PROCESS
 from nereid.tasks.read import READ, READER_PARTS
-from nereid.tasks.task import AS_MODELS, IN_PROCESS
 
 BACKEND = READ.backend.name if READ.backend else ""
 MAX_PAGES = 1000

@@ -1,6 +1,6 @@
 """Segmentation: the class of every pixel of the network's input."""
 
-from nereid.tasks.task import CommandTexts, Task
+from nereid.base.task import CommandTexts, Task
 
 TASKS = (
     Task(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
+from nereid.base.task_outputs import Arrays, Comparison, Incomparable, QualitySignals
 
 
 class MaskOutputs:

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.task_registry import TASKS
 from nereid.models.publish import isolated_child
 from nereid.models.publish.importing.graph_edits import (
     Activation,
@@ -36,7 +37,6 @@ from nereid.models.publish.importing.graph_edits import (
 from nereid.models.publish.importing.network_facts import ANY_SIZE, Size
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
-from nereid.tasks import TASKS
 
 # NumPy's image types, by ONNX Runtime's names.
 ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}

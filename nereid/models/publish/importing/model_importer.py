@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nereid.base.errors import WrongUsage
+from nereid.base.task_registry import DEFAULT_TASK, TASKS
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.examination import FirstRun
 from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
@@ -13,7 +14,6 @@ from nereid.models.publish.importing.graph_edits import Activation
 from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
 from nereid.models.publish.importing.serving_settings import ServingSettings
 from nereid.models.publish.staged_version import Description
-from nereid.tasks import DEFAULT_TASK, TASKS
 from nereid.vision.inference.signature import Signature
 
 # Results of Ultralytics' other tasks. Read as boxes, they would be silently wrong.

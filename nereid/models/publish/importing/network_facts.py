@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.errors import WrongUsage
+from nereid.base.task_registry import TASKS
 from nereid.base.units import split_lines
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks import TASKS
 from nereid.vision.inference.signature import Signature
 
 LABEL_FILES = ("labels.txt", "classes.txt")
