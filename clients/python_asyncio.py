@@ -6,7 +6,7 @@ python clients/python_asyncio.py HOST:PORT IMAGE [IMAGE...]
 import asyncio
 import sys
 
-from nereid import AsyncClassifier, ClassifierError
+from nereid import AsyncClassifier, NereidError
 
 
 async def main(url: str, images: list[str]) -> None:
@@ -17,7 +17,7 @@ async def main(url: str, images: list[str]) -> None:
             return_exceptions=True,
         )
     for image, response in zip(images, responses, strict=True):
-        if isinstance(response, ClassifierError):
+        if isinstance(response, NereidError):
             print(f"{image}: failed: {response}")
         elif isinstance(response, BaseException):
             raise response

@@ -4,8 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nereid.client.classifier_errors import (
+    from nereid.client.client_errors import (
         ClassifierError,
+        NereidError,
         Overloaded,
         RequestRefused,
         ServerFailed,
@@ -41,6 +42,7 @@ __all__ = [
     "Embedding",
     "Field",
     "Label",
+    "NereidError",
     "Overloaded",
     "Prediction",
     "Reader",
@@ -69,7 +71,7 @@ def __getattr__(name: str) -> Any:
         for module, names in task.public.items()
         for public in names
     }
-    home = (homes | {"Timings": "client.result_kind"}).get(name, "client.classifier_errors")
+    home = (homes | {"Timings": "client.result_kind"}).get(name, "client.client_errors")
     return getattr(importlib.import_module(f"nereid.{home}"), name)
 
 

@@ -17,7 +17,7 @@ from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE_OUTPUTS, ROUTE_OUTPUTS
 from nereid.base.http_connection import HttpResponse
-from nereid.client import classifier_errors as errors
+from nereid.client import client_errors as errors
 from nereid.client.result_kind import Timings
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.app import create_app
@@ -71,7 +71,7 @@ class Upstream:
                 return HttpResponse(200, {}, json.dumps({"name": "", "outputs": described}).encode())
             fields = {name.decode(): value.decode() for name, value in headers}
             return response_of(await self.infer(body[2], json.loads(body[0]), fields))
-        except errors.ClassifierError as error:
+        except errors.NereidError as error:
             if type(error) in (errors.TimedOut, errors.Unreachable):
                 raise TimeoutError if isinstance(error, errors.TimedOut) else ConnectionResetError from None
             status = {errors.RequestRefused: 400, errors.Overloaded: 429}.get(type(error), 500)

@@ -15,7 +15,7 @@ from typing import Any
 from loadtest.torture.changes import ROUTE, Photo
 from loadtest.torture.traffic import Failed, Kind, Target
 from nereid.base.assets import COFFEE
-from nereid.client.classifier_errors import RequestRefused, TimedOut
+from nereid.client.client_errors import RequestRefused, TimedOut
 from nereid.client.result_kind import Timings
 from nereid.tasks.classify.client import AsyncClassifier, Classifier
 from nereid.tasks.classify.result import Label, Prediction

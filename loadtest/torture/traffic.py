@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from nereid.base.assets import COFFEE
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.client.request import ProtocolName
 from nereid.tasks.classify.client import Classifier
 from nereid.tasks.classify.result import Prediction

@@ -25,7 +25,7 @@ from loadtest.users.report import Report
 from loadtest.users.request_mix import RESULTS
 from loadtest.users.run_statistics import RunStatistics
 from loadtest.users.turn_scheduler import ARRIVALS, DRAIN_S, SCENARIOS, UNANSWERED, TurnScheduler
-from nereid.client.classifier_errors import ClassifierError
+from nereid.client.client_errors import NereidError
 from nereid.tasks.classify.client import Classifier
 
 # Names of the messages between Locust's processes.
@@ -109,7 +109,7 @@ class Run:
         try:
             if not self._is_master:
                 self._environment.photos = self._photos()
-        except (ClassifierError, OSError, ValueError) as error:
+        except (NereidError, OSError, ValueError) as error:
             logging.getLogger(__name__).error(f"--images: {error}")
             scheduler.finish()  # no user gets a turn
             gevent.spawn(self._environment.runner.quit)

@@ -45,14 +45,14 @@ def reason(error: Exception) -> str:
 @contextlib.contextmanager
 def exiting() -> Iterator[None]:
     """Map errors to exit codes; the last line on stderr is then `error: REASON`."""
-    from nereid.client.classifier_errors import ClassifierError
+    from nereid.client.client_errors import NereidError
 
     try:
         yield
     except BrokenPipeError:  # the reader of stdout has gone, as in `nereid ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
-    except (OperationFailed, ServingError, ClassifierError, OSError) as error:
+    except (OperationFailed, ServingError, NereidError, OSError) as error:
         end(error)
     except RuntimeError as error:
         if "start new thread" not in str(error):  # Python has no class for it

@@ -115,7 +115,7 @@ def show_result(context: typer.Context, task: Task, image: Path) -> None:
     Raises:
         OperationFailed: the file cannot be read, or is not an image.
     """
-    from nereid.client.classifier_errors import RequestRefused
+    from nereid.client.client_errors import RequestRefused
 
     try:
         encoded = image.read_bytes()

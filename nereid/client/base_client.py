@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from nereid.base.contract import read_bad_images, read_batch_limit
-from nereid.client.classifier_errors import ClassifierError, Unreachable, UnusableImage
+from nereid.client.client_errors import NereidError, Unreachable, UnusableImage
 from nereid.client.images import ImageLike, Unusable, encode, encode_or_error, name_of
 from nereid.client.request import (
     DEFAULT_CONCURRENCY,
@@ -34,7 +34,7 @@ from nereid.client.shared_memory import SharedMemory
 from nereid.client.transport import Connection, Headers
 
 # The outcome for each image of a stream.
-ResultOrError: TypeAlias = Result | ClassifierError
+ResultOrError: TypeAlias = Result | NereidError
 Encoded = TypeVar("Encoded")
 
 
@@ -125,7 +125,7 @@ class BaseClient(ABC, Generic[Result]):
         while files := batch.next_request():
             try:
                 results = await self._results(request, files)
-            except ClassifierError as error:
+            except NereidError as error:
                 batch.record_failure(error)
             else:
                 batch.record_results(results)
@@ -152,13 +152,13 @@ class BaseClient(ABC, Generic[Result]):
         """Return tritonclient's result for images sent in one request.
 
         Raises:
-            ClassifierError: the error of the last attempt.
+            NereidError: the error of the last attempt.
         """
         with self._budget.in_flight():
             while True:
                 try:
                     result = await self._attempt(request, files)
-                except ClassifierError as error:
+                except NereidError as error:
                     if self._memory and isinstance(error, Unreachable):
                         self._memory.on_reconnect()
                     if (pause_s := request.attempts.record_failure(error)) is None:
@@ -222,7 +222,7 @@ class BatchSplit(Generic[Result]):
         """Record the results of the current request."""
         self._outcomes.update(zip(self._requests.popleft(), results, strict=True))
 
-    def record_failure(self, error: ClassifierError) -> None:
+    def record_failure(self, error: NereidError) -> None:
         """Record the error of the current request, and queue the images that may still succeed."""
         indices = self._requests.popleft()
         text = str(error)
@@ -250,7 +250,7 @@ class BatchSplit(Generic[Result]):
 def _named(outcome: Any, name: str) -> Any:
     if not isinstance(outcome, Exception):
         return replace(outcome, image=name)
-    if isinstance(outcome, ClassifierError):
+    if isinstance(outcome, NereidError):
         error = copy.copy(outcome)  # images that share a request share its error
     else:
         error = UnusableImage(str(outcome))

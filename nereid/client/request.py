@@ -116,7 +116,7 @@ def _http_output(name: str, class_count: int) -> dict[str, Any]:
 def check_arguments(
     url: str, protocol: str, concurrency: int, shared_memory: str | None, api_key: str = ""
 ) -> None:
-    """Check the arguments of a classifier.
+    """Check the arguments of a client.
 
     Raises:
         ValueError: an argument is invalid; the message states the expected form.

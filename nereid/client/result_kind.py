@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from nereid.base.contract import REASON, ROUTE_OUTPUTS, VARIANT, VERSION
-from nereid.client.classifier_errors import RequestRefused, Unreachable
+from nereid.client.client_errors import RequestRefused, Unreachable
 from nereid.client.request import RequestOptions
 
 # Exceptions raised by tritonclient and this package on a malformed response.

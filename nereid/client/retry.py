@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nereid.client.classifier_errors import ClassifierError, TimedOut
+from nereid.client.client_errors import NereidError, TimedOut
 
 MAX_ATTEMPTS = 4
 FIRST_PAUSE_S, PAUSE_FACTOR, JITTER = 0.1, 2.0, 0.2
@@ -84,7 +84,7 @@ class Attempts:
     """The attempts of one request: their time limit and the pauses between them.
 
     Args:
-        budget: shared by all requests of a classifier.
+        budget: shared by all requests of a client.
         timeout_s: time limit for all attempts and the pauses between them, in seconds.
     """
 
@@ -105,7 +105,7 @@ class Attempts:
             raise TimedOut(f"no response within {self._timeout_s:g} s")
         return remaining_s
 
-    def record_failure(self, error: ClassifierError) -> float | None:
+    def record_failure(self, error: NereidError) -> float | None:
         """Return the pause before the next attempt in seconds, or None if the request is not retried."""
         pause_s = next_pause_s(self._budget, self.count, error.is_repeatable)
         if pause_s is None or time.monotonic() + pause_s >= self._deadline:

@@ -20,8 +20,8 @@ from tritonclient.utils import shared_memory
 
 from nereid.base.contract import RESTRICTED_TEXT
 from nereid.client import transport
-from nereid.client.classifier_errors import (
-    ClassifierError,
+from nereid.client.client_errors import (
+    NereidError,
     Overloaded,
     TimedOut,
     Unavailable,
@@ -168,8 +168,8 @@ class SharedMemory:
             infer: sends the request, given its input tensor.
 
         Raises:
-            ClassifierError: the request failed.
-            RuntimeError: the classifier is closed.
+            NereidError: the request failed.
+            RuntimeError: the client is closed.
         """
         if self.refusal and self._clock() < self._retry_at:
             return None
@@ -237,7 +237,7 @@ class SharedMemory:
                     result = await infer(tensor)
                     is_free = True
                     return result
-                except ClassifierError as error:
+                except NereidError as error:
                     if region.name not in str(error):
                         is_free = is_final(error)
                         raise
@@ -260,12 +260,12 @@ class SharedMemory:
         name = f"register_{self._kind}_shared_memory"
         try:
             await self._connection.call(name, attempts.remaining_s(), *region.registration)
-        except ClassifierError as error:
+        except NereidError as error:
             raise _refusal(error) from None
         region.is_registered = True
         if self._kind == "system" and not self._is_swept:
             self._is_swept = True
-            with suppress(ClassifierError):
+            with suppress(NereidError):
                 await self._sweep(attempts)
 
     async def _sweep(self, attempts: Attempts) -> None:
@@ -284,7 +284,7 @@ class SharedMemory:
     def _acquire_region(self, byte_size: int) -> Region:
         with self._lock:
             if self._is_closed:
-                raise RuntimeError("the classifier is closed")
+                raise RuntimeError("the client is closed")
             matches = [region for region in self._idle if region.byte_size >= byte_size]
             if region := min(matches, key=lambda region: region.byte_size, default=None):
                 self._idle.remove(region)
@@ -303,7 +303,7 @@ class SharedMemory:
                 try:
                     name = f"unregister_{self._kind}_shared_memory"
                     await connection.call(name, remaining_s(), waiting[-1].name)
-                except ClassifierError as error:
+                except NereidError as error:
                     if isinstance(error, (TimedOut, Unreachable)):
                         raise
                     if IN_USE_TEXT in str(error):
@@ -316,7 +316,7 @@ class SharedMemory:
         return bool(in_use)
 
 
-def _refusal(error: ClassifierError) -> ClassifierError | SharedMemoryRefused:
+def _refusal(error: NereidError) -> NereidError | SharedMemoryRefused:
     """Return the refusal of shared memory that a response reports, with its fix, or the error unchanged."""
     if isinstance(error, (TimedOut, Unreachable, Unavailable, Overloaded)):  # late, absent or busy
         return error

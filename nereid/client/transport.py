@@ -16,7 +16,7 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.contract import GRPC_PORT, HTTP_PORT
-from nereid.client.classifier_errors import TimedOut, Unreachable, connection_hint, from_triton
+from nereid.client.client_errors import TimedOut, Unreachable, connection_hint, from_triton
 from nereid.client.request import CHANNEL_OPTIONS, ProtocolName
 from nereid.client.rest import AsyncRestClient, RestClient
 
@@ -45,7 +45,7 @@ class Connection(ABC):
         """Run the method `name` and return its result.
 
         Raises:
-            ClassifierError: the method failed, or took longer than `remaining_s`.
+            NereidError: the method failed, or took longer than `remaining_s`.
             RuntimeError: the connection is closed.
         """
         if self._headers:
@@ -153,7 +153,7 @@ def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) ->
     # tritonclient's frames and their error refer to each other, which would keep the request in memory.
     error.__traceback__ = None
     if is_closed:
-        return RuntimeError("the classifier is closed")
+        return RuntimeError("the client is closed")
     # A network that loses packets also raises TimeoutError, but with an errno.
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")

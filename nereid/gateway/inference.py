@@ -14,7 +14,7 @@ import msgspec
 
 from nereid.base.contract import IMAGE, SCORES
 from nereid.base.http_connection import HttpConnectionPool, HttpResponse
-from nereid.client.classifier_errors import RequestRefused, Unreachable, connection_hint
+from nereid.client.client_errors import RequestRefused, Unreachable, connection_hint
 from nereid.client.result_kind import MALFORMED_ERRORS, HttpResult, ResultKind, Timings
 from nereid.client.retry import RetryBudget, next_pause_s
 from nereid.gateway.failures import (

@@ -25,7 +25,7 @@ from nereid.base.config.model_config import with_instances
 from nereid.base.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
 from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.processes import ProcessRefusals, end_with_parent
-from nereid.client.classifier_errors import is_overload
+from nereid.client.client_errors import is_overload
 from nereid.repository import checksums
 from nereid.repository.instance_sizing import BACKENDS, InstancePlan, Machine, plan_instances
 from nereid.repository.repository_index import (

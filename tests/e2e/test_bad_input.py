@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nereid.base.assets import COFFEE
-from nereid.client.classifier_errors import Unreachable
+from nereid.client.client_errors import Unreachable
 from nereid.gateway.http.app import create_gateway
 from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import FixedModels

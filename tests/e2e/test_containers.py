@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.gateway import key_changes
 from nereid.tasks.classify.client import Classifier
 from tests.deployment import NVIDIAS, SLIM

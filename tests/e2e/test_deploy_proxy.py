@@ -19,7 +19,7 @@ import pytest
 from loadtest.attack.attacks import GRPC_ATTACKS, HTTP_ATTACKS, Front
 from loadtest.torture.traffic import PROTOCOLS, Traffic, classifiers
 from nereid.base.assets import COFFEE
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.gateway import key_changes
 from nereid.server.ports import free_ports
 from nereid.tasks.classify.client import Classifier

@@ -22,7 +22,7 @@ from loadtest.attack.fuzz import fuzz
 from loadtest.torture.traffic import Traffic, classifiers
 from nereid.base.addresses import unix_path
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client.classifier_errors import Overloaded
+from nereid.client.client_errors import Overloaded
 from nereid.gateway import key_changes
 from nereid.server.ports import is_listening
 from nereid.server.supervision.process_usage import GATEWAY_WORDS

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.tasks.classify.client import Classifier
 from nereid.tasks.classify.result import Prediction
 from tests.e2e.conftest import CATS, ESPRESSO, memory_bytes, url

@@ -19,7 +19,7 @@ from PIL import Image
 from nereid.application.repository_models import RepositoryModels
 from nereid.base.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
 from nereid.base.processes import in_background
-from nereid.client.classifier_errors import Unreachable
+from nereid.client.client_errors import Unreachable
 from nereid.gateway import key_changes
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.keys import KeyRing

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from PIL import Image
 
-from nereid import Classifier, ClassifierError
+from nereid import Classifier, NereidError
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.files import state_folder
 from nereid.models.publish.add import AddProposal, AddRequest, add
@@ -47,7 +47,7 @@ def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
             while not is_over.is_set():
                 try:
                     outcomes.append(classifier.classify(PHOTO).labels[0].index)
-                except ClassifierError as error:
+                except NereidError as error:
                     outcomes.append(str(error))
 
     threads = [threading.Thread(target=send) for _ in range(4)]
@@ -76,7 +76,7 @@ def test_model_whose_folder_was_deleted_by_hand(site, file, tmp_path):
 
     assert remove(repository, "lost", server_info) == ("lost",)
 
-    with Classifier(server_info.url("grpc"), model="lost") as classifier, pytest.raises(ClassifierError):
+    with Classifier(server_info.url("grpc"), model="lost") as classifier, pytest.raises(NereidError):
         classifier.classify(PHOTO)
 
 

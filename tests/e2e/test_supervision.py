@@ -15,7 +15,7 @@ import pytest
 
 from nereid.backends.triton import stub_processes
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.client.classifier_errors import Overloaded
+from nereid.client.client_errors import Overloaded
 from nereid.gateway import key_changes
 from nereid.server import run_dir
 from nereid.server.model_control import ModelControl, Refused

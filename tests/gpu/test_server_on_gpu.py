@@ -11,7 +11,7 @@ from tritonclient.http import InferenceServerClient, InferInput
 from nereid.base import prometheus_text
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.base.prometheus_text import MetricSamples
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.tasks.classify.client import Classifier
 from tests.e2e.conftest import ESPRESSO, start, url
 from tests.networks import parameter, serve

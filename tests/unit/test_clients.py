@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import COFFEE
 from nereid.cli.options import collect
-from nereid.client import classifier_errors as errors
+from nereid.client import client_errors as errors
 from nereid.client import retry
 from nereid.client.request import check_options, image_tensor, region_tensor
 from nereid.client.rest import JSON_LENGTH_HEADER, Request, RestMethods
@@ -228,7 +228,7 @@ class Image(bytes):
 
 
 async def fail(way: str, url: str) -> None:
-    with suppress(errors.ClassifierError):
+    with suppress(errors.NereidError):
         if way == "async":
             async with AsyncClassifier(url, "http") as classifier:
                 await classifier.classify(Image(b"image"), timeout_s=0.3)
@@ -302,7 +302,7 @@ def test_error_does_not_wait_for_requests_in_flight():
     def interrupt(url: str) -> None:
         with suppress(KeyboardInterrupt), Classifier(url, "http") as classifier:
             next(classifier.classify_many(source(), timeout_s=60))
-        with pytest.raises(RuntimeError, match="the classifier is closed"):
+        with pytest.raises(RuntimeError, match="the client is closed"):
             classifier.classify(PHOTO)
         ended.set()
 

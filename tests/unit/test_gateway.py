@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from nereid.base.task_registry import DEFAULT_TASK, TASKS
-from nereid.client import classifier_errors as errors
+from nereid.client import client_errors as errors
 from nereid.gateway.admission import MAX_WAITING_PER_SLOT, Admission
 from nereid.gateway.failures import STATUS_BY_CODE, Failure
 from nereid.gateway.http.app import create_app, create_gateway
@@ -143,7 +143,7 @@ def test_failure_has_its_status_and_hides_internals(error, expected, message, ca
     assert message in answer.json()["error"]["message"]
     assert not re.search(r"10\.0|region|ensemble|oops", answer.text)
     assert ("retry-after" in answer.headers) == (status in (429, 503))
-    assert isinstance(error, errors.ClassifierError) or str(error) in caplog.text
+    assert isinstance(error, errors.NereidError) or str(error) in caplog.text
 
 
 def test_batch_fails_image_by_image():

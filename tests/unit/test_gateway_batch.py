@@ -8,7 +8,7 @@ from functools import partial
 
 from PIL import Image
 
-from nereid.client import classifier_errors as errors
+from nereid.client import client_errors as errors
 from nereid.gateway.admission import MAX_LARGE_WAITING, Admission
 from nereid.gateway.failures import STATUS_BY_CODE
 from nereid.gateway.http.http_request import GatewayRequest

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from nereid.base.task_registry import TASKS
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.client.result_kind import Timings
 from nereid.gateway import inference
 from nereid.gateway.failures import Failure

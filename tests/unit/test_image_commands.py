@@ -14,7 +14,7 @@ from nereid.cli.image_commands.drawing import OutputFiles, draw, draw_marks
 from nereid.cli.image_commands.outcomes import Outcomes, printing
 from nereid.cli.image_commands.view import View
 from nereid.cli.main import app
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.client.result_kind import Timings
 from nereid.tasks.detect.result import DetectedObject, Detection
 from nereid.tasks.detect.view import VIEW as OBJECTS

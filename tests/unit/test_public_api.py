@@ -18,7 +18,7 @@ PUBLIC = re.findall(
     r"\w+",
     """
 AsyncClassifier AsyncDetector AsyncEmbedder AsyncReader Classifier ClassifierError Correction
-DetectedObject Detection Detector Embedder Embedding Field Label Overloaded Prediction Reader Reading
+DetectedObject Detection Detector Embedder Embedding Field Label NereidError Overloaded Prediction Reader Reading
 RequestRefused ServerFailed TextLine TimedOut Timings Unavailable Unreachable UnusableImage __version__
 """,
 )

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from nereid import AsyncDetector, AsyncReader, Detector, Reader
 from nereid.base.assets import COFFEE
 from nereid.cli.main import app
-from nereid.client.classifier_errors import RequestRefused, Unreachable
+from nereid.client.client_errors import RequestRefused, Unreachable
 from nereid.tasks.detect.result import DetectedObject
 from nereid.tasks.read.result import Barcode, Correction, Field, TextLine
 from tests.classifiers import Script, opened, serving, tensor_response

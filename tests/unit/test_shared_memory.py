@@ -13,7 +13,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.client import classifier_errors as errors
+from nereid.client import client_errors as errors
 from nereid.client import shared_memory
 from nereid.client.retry import Attempts, RetryBudget
 from nereid.client.shared_memory import SHM_FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
@@ -161,7 +161,7 @@ BROKEN_STREAM = errors.from_triton(
 def test_region_is_used_again_after_an_answer_of_tritons_own(failure, is_same, client, files):
     """A broken stream may have the status of a response, and proves nothing."""
     client.triton.errors = {"infer": [failure]}
-    with suppress(errors.ClassifierError):
+    with suppress(errors.NereidError):
         client.send()
     (first,) = files()
 
@@ -234,7 +234,7 @@ def test_request_in_flight_outlives_close(client, files):
     assert run(client.memory.infer([PHOTO], Attempts(RetryBudget(), 5), infer)) == "answer"
 
     assert not files()
-    with pytest.raises(RuntimeError, match="the classifier is closed"):
+    with pytest.raises(RuntimeError, match="the client is closed"):
         client.send()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.base import assets
-from nereid.client.classifier_errors import ClassifierError
+from nereid.client.client_errors import NereidError
 from nereid.client.request import ProtocolName
 from nereid.server.ports import free_ports
 from nereid.tasks.classify.client import Classifier
@@ -240,7 +240,7 @@ class Load:
                 sent_s = time.monotonic()
                 try:
                     got = classifier.classify(PHOTO, top_k=1).labels[0].name
-                except ClassifierError as error:
+                except NereidError as error:
                     got = f"{type(error).__name__}: {error}"
                 if got == LABEL:
                     self._right[number] += 1

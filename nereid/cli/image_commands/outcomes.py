@@ -29,7 +29,7 @@ from nereid.base.watched_folder import Arrivals, changes
 from nereid.cli.image_commands.view import View
 from nereid.cli.options import images_in, show_progress
 from nereid.cli.tables import console
-from nereid.client.classifier_errors import ClassifierError
+from nereid.client.client_errors import NereidError
 
 # A file counts as complete once it has not changed for this long.
 SETTLE_S = 1.0
@@ -96,7 +96,7 @@ class Outcomes:
         # A file name may hold bytes that are not text.
         name = os.fsencode(outcome.image).decode(errors="replace")
         self.write(name, outcome)
-        if isinstance(outcome, ClassifierError):
+        if isinstance(outcome, NereidError):
             show_progress(f"{name}: {outcome}")
             return True
         is_saved = True
@@ -111,7 +111,7 @@ class Outcomes:
 
 def _as_table(view: View) -> Iterator[Write]:
     def write(name: str, outcome: FileOutcome) -> None:
-        if not isinstance(outcome, ClassifierError):
+        if not isinstance(outcome, NereidError):
             route = f"variant {outcome.variant} by {outcome.reason}, " if outcome.variant else ""
             print(f"{name}: {route}model version {outcome.version}, {format_ms(outcome.timings.total_ms)}")
             view.show(outcome)
@@ -143,7 +143,7 @@ def _as_csv(view: View) -> Iterator[Write]:
     empty = ("",) * len(view.columns)
 
     def write(name: str, outcome: FileOutcome) -> None:
-        if isinstance(outcome, ClassifierError):
+        if isinstance(outcome, NereidError):
             table.writerow((name, *empty, *[""] * 3, str(outcome)))
         else:
             who = (outcome.variant, outcome.version, f"{outcome.timings.total_ms:.3f}", "")
@@ -162,7 +162,7 @@ _FORMATS: dict[Format, Callable[[View], Any]] = {
 
 
 def _document(name: str, outcome: FileOutcome) -> str:
-    if isinstance(outcome, ClassifierError):
+    if isinstance(outcome, NereidError):
         return json.dumps({"image": name, "error": str(outcome)})
     fields = asdict(outcome)
     del fields["image"]

@@ -25,7 +25,7 @@ from nereid.base.errors import OperationFailed
 from nereid.base.task_outputs import QualitySignals, TaskOutputs
 from nereid.base.task_registry import DEFAULT_TASK, make_task_outputs, task_of
 from nereid.base.units import format_duration
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.client_errors import RequestRefused
 from nereid.client.model_client import ModelClient
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import MonitoredVariant, requests_of, series_of
@@ -103,7 +103,7 @@ def from_images(
 
     Raises:
         OperationFailed: fewer than `MIN_IMAGES` images are good, or the outputs cannot be measured.
-        ClassifierError: the server fails.
+        NereidError: the server fails.
     """
     measured: dict[str, VariantSignals] = {}
     outputs = [tensor.name for tensor in ModelConfig.from_file(repository / route, 1).outputs]

@@ -1,6 +1,6 @@
-"""Classifier errors and the party at fault; the classes are the same for every transport.
+"""Errors of clients and the party at fault; the classes are the same for every transport.
 
-    ClassifierError
+    NereidError
     ├── UnusableImage       caller    an image in `classify_many` cannot be read or encoded; nothing was sent
     ├── RequestRefused      caller    the request is invalid; repeating it fails the same way
     └── ServerFailed        server    the server accepted the request and failed
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 ErrorSource = Literal["caller", "server", "network"]
 
 
-class ClassifierError(Exception):
-    """Base class of classifier errors; the message is the server's own.
+class NereidError(Exception):
+    """Base class of the errors of all clients; the message is the server's own.
 
     Attributes:
         fault: the party at fault: `caller`, `server` or `network`.
-        is_repeatable: whether the classifier may send the request again.
+        is_repeatable: whether the client may send the request again.
         image: name of the image, as in `Prediction`, for an outcome of `classify_many`; otherwise empty.
     """
 
@@ -39,19 +39,22 @@ class ClassifierError(Exception):
     image: str = ""
 
 
-class UnusableImage(ClassifierError):
+ClassifierError = NereidError  # its former name, deprecated
+
+
+class UnusableImage(NereidError):
     """An image in `classify_many` cannot be read or encoded; `__cause__` is what `classify` would raise."""
 
     fault = "caller"
 
 
-class RequestRefused(ClassifierError):
+class RequestRefused(NereidError):
     """The request is invalid; repeating it fails the same way."""
 
     fault = "caller"
 
 
-class ServerFailed(ClassifierError):
+class ServerFailed(NereidError):
     """The server accepted the request and failed."""
 
 
@@ -82,7 +85,7 @@ class Unreachable(ServerFailed):
 
 
 # HTTP and gRPC statuses; all others are server failures.
-_STATUSES: dict[str | None, type[ClassifierError]] = {
+_STATUSES: dict[str | None, type[NereidError]] = {
     **dict.fromkeys(("400", "401", "403", "404", "413"), RequestRefused),
     "StatusCode.INVALID_ARGUMENT": RequestRefused,
     "StatusCode.UNAUTHENTICATED": RequestRefused,
@@ -95,19 +98,19 @@ _STATUSES: dict[str | None, type[ClassifierError]] = {
     "StatusCode.UNAVAILABLE": Unreachable,
     "StatusCode.CANCELLED": Unreachable,
 }
-_ERRORS: dict[str, type[ClassifierError]] = {
+_ERRORS: dict[str, type[NereidError]] = {
     **dict.fromkeys(("invalid_request", "invalid_image"), RequestRefused),
     **dict.fromkeys(("inference_failed", "cancelled", "stub_died"), ServerFailed),
     "overloaded": Overloaded,
     "deadline_exceeded": TimedOut,
     "unavailable": Unavailable,
 }
-_SERVER_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
+_SERVER_TEXTS: tuple[tuple[str, type[NereidError]], ...] = (
     *((text, _ERRORS[code]) for text, code in contract.CODES_BY_TEXT.items()),
     (contract.RESTRICTED_TEXT, RequestRefused),
     ("Unable to find shared memory region", Unavailable),
 )
-_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
+_TEXTS: tuple[tuple[str, type[NereidError]], ...] = (
     *_SERVER_TEXTS,
     # Messages from gRPC on either side, from proxies, and from tritonclient about a response without JSON.
     ("message larger than max", RequestRefused),
@@ -152,7 +155,7 @@ def is_overload(text: str) -> bool:
     return any(phrase in text for phrase, kind in _SERVER_TEXTS if kind is Overloaded)
 
 
-def is_final(error: ClassifierError) -> bool:
+def is_final(error: NereidError) -> bool:
     """Return whether an error proves that the server has finished with the request.
 
     Statuses prove nothing, because gRPC reports broken streams with the same statuses as Triton's responses.
@@ -162,7 +165,7 @@ def is_final(error: ClassifierError) -> bool:
     return isinstance(error, RequestRefused) or any(phrase in str(error) for phrase, _ in _SERVER_TEXTS)
 
 
-def from_triton(error: "InferenceServerException") -> ClassifierError:
+def from_triton(error: "InferenceServerException") -> NereidError:
     """Return the error for a tritonclient exception: an error response from Triton or a transport failure."""
     status, text = error.status(), error.message() or str(error)
     matches = [(text.find(phrase), kind) for phrase, kind in _TEXTS if phrase in text]
