@@ -78,7 +78,10 @@ def _messages() -> list[bytes]:
     short.raw_input_contents[0] = b"\x01\0\0\0x"
     del typed.raw_input_contents[:]
     typed.inputs[0].contents.bytes_contents.append(b"x")
-    return [call.SerializeToString() for call in (photo, short, typed, classified_text(), in_shared_memory())]
+    return [
+        call.SerializeToString(deterministic=True)
+        for call in (photo, short, typed, classified_text(), in_shared_memory())
+    ]
 
 
 class Mutations:

@@ -1,7 +1,6 @@
 """Errors: the class determines a command's exit code and an inference's Triton error code."""
 
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -122,14 +121,6 @@ def is_fault(error: ServingError | None) -> bool:
     return error is not None and not isinstance(error, InvalidRequest | Overloaded | Cancelled)
 
 
-def onnxruntime_error_text(error: Exception) -> str:
-    """Format an ONNX Runtime exception on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
-    text = str(error)
-    match = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
-    code, message = (match["code"], match["message"]) if match else ("1", text)
-    return f"onnx runtime error {code}: {' '.join(message.split())}"
-
-
 def find_device_failure(error: Exception) -> DeviceFailed | None:
     """Return the device failure if that is why CuPy raised `error`, whose `status` is the CUDA error code.
 
@@ -208,43 +199,3 @@ def value_errors_as_wrong_usage(prefix: str = "") -> Iterator[None]:
         yield
     except ValueError as error:
         raise WrongUsage(f"{prefix}{error}") from None
-
-
-# Source: onnxruntime 1.31, core/framework/bfc_arena.cc (the first two; the second when `gpu_mem_limit` is
-# reached), libstdc++, and the error names of CUDA 12, cuBLAS and cuDNN 9.
-_NO_MEMORY = re.compile(
-    r"Failed to allocate memory for requested buffer"
-    r"|Available memory of \d+ is smaller than requested bytes of"
-    r"|bad_alloc|bad allocation"
-    r"|out of memory"
-    r"|(CUBLAS|CUDNN|CUSPARSE|CUFFT)_\w*ALLOC(ATION)?_FAILED",
-    re.IGNORECASE,
-)
-_CUDA_FAILURE = re.compile(r"CUDA failure (?P<code>\d+):")
-_DEVICE_FAILURE = re.compile(
-    r"(CUBLAS|CUDNN) failure \d+: \w*_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
-    r"|CUDNN_FE failure \d+: CUDNN_BACKEND_API_FAILED"
-    r"|TensorRT EP execution context enqueue failed"
-    r"|no CUDA-capable device is detected"
-    r"|GPU (has fallen off the bus|is lost)",
-    re.IGNORECASE,
-)
-# INVALID_ARGUMENT: this message may quote parts of the request.
-_OF_THE_REQUEST = "onnx runtime error 2: "
-
-
-def run_failure(error: Exception) -> ServingError:
-    """Return the error for a run that raised `error`: `OutOfMemory`, `DeviceFailed` or `RuntimeFailed`."""
-    if lost := find_device_failure(error):
-        return lost
-    text = onnxruntime_error_text(error)
-    if text.startswith(_OF_THE_REQUEST):
-        return RuntimeFailed(text)
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
-        return OutOfMemory(text)
-    return DeviceFailed(text) if _is_device_failure(text) else RuntimeFailed(text)
-
-
-def _is_device_failure(text: str) -> bool:
-    codes = {int(match["code"]) for match in _CUDA_FAILURE.finditer(text)}
-    return bool(codes & DEVICE_FAILURE_CODES) or _DEVICE_FAILURE.search(text) is not None

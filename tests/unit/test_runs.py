@@ -12,6 +12,7 @@ from nereid.base import errors
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.processes import available_cores
 from nereid.vision.inference.io_binding import CudaGraphRuns
+from nereid.vision.inference.run_failures import run_failure
 from nereid.vision.inference.run_sizes import ThreadCounts, thread_counts, warm_batch_sizes
 from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, CUDADriverError, CUDARuntimeError, fragile
@@ -129,16 +130,16 @@ NODE = f"{RUNNING} Conv node. Name:'/fc1/Conv' Status Message: "
 
 @pytest.mark.parametrize("kind", [CUDARuntimeError, CUDADriverError])
 def test_broken_device_of_cupy_is_recognised(kind):
-    lost = errors.run_failure(kind(700, "an illegal memory access"))
+    lost = run_failure(kind(700, "an illegal memory access"))
 
     assert str(lost) == f"unavailable: device failed: {kind.__name__}: an illegal memory access"
-    assert type(errors.run_failure(kind(1, "invalid argument"))) is errors.RuntimeFailed
+    assert type(run_failure(kind(1, "invalid argument"))) is errors.RuntimeFailed
 
 
 def test_failed_allocation_in_python_is_a_lack_of_memory():
     """NumPy, and ONNX Runtime's binding, raise Python's own error."""
-    assert type(errors.run_failure(MemoryError("std::bad_alloc"))) is errors.OutOfMemory
-    assert type(errors.run_failure(MemoryError())) is errors.OutOfMemory
+    assert type(run_failure(MemoryError("std::bad_alloc"))) is errors.OutOfMemory
+    assert type(run_failure(MemoryError())) is errors.OutOfMemory
 
 
 LACK = errors.OutOfMemory, "onnx runtime error "
@@ -173,7 +174,7 @@ OTHER = errors.RuntimeFailed, ""
 )
 def test_failure_of_a_run_has_its_kind(kind, text):
     """A text about memory is a lack of memory, though it may name a failure of CUDA."""
-    failure = errors.run_failure(RuntimeError(text))
+    failure = run_failure(RuntimeError(text))
 
     assert (type(failure), str(failure).startswith(kind[1])) == (kind[0], True)
 

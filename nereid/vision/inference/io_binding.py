@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from nereid.base.errors import InferenceFailed, run_failure
+from nereid.base.errors import InferenceFailed
+from nereid.vision.inference.run_failures import run_failure
 
 # ONNX's element types have NumPy's names, except for these.
 FLOATS = {"float": "float32", "double": "float64"}

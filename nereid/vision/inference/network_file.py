@@ -11,9 +11,10 @@ import onnxruntime
 
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.errors import InvalidConfig, onnxruntime_error_text
+from nereid.base.errors import InvalidConfig
 from nereid.vision.inference import io_binding as gpu
 from nereid.vision.inference import shared_weights, tensorrt, version_state
+from nereid.vision.inference.run_failures import onnxruntime_error_text
 from nereid.vision.inference.session_options import (
     BackendSettings,
     SessionSettings,

@@ -21,11 +21,11 @@ from nereid.base.errors import (
     RuntimeFailed,
     ServingError,
     from_exception,
-    run_failure,
 )
 from nereid.vision.inference import io_binding as gpu
 from nereid.vision.inference import network_file
 from nereid.vision.inference.batching import Arrays, Batching, concatenate
+from nereid.vision.inference.run_failures import run_failure
 from nereid.vision.inference.run_sizes import RUN_BATCH_SIZE, WARM_BATCH_SIZES
 from nereid.vision.inference.session_options import (
     CUDA,

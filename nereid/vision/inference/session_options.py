@@ -17,8 +17,9 @@ import onnxruntime
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import SESSION_PREFIX, parse_bool, parse_int
 from nereid.base.config.server_flags import backend_config_values, flag_values
-from nereid.base.errors import InvalidConfig, onnxruntime_error_text
+from nereid.base.errors import InvalidConfig
 from nereid.vision.inference import tensorrt
+from nereid.vision.inference.run_failures import onnxruntime_error_text
 from nereid.vision.inference.run_sizes import (
     PARAMETERS,
     ThreadCounts,
