@@ -18,7 +18,7 @@ from nereid.base import assets
 from nereid.base.errors import ServerError
 from nereid.base.processes import end_with_parent
 from nereid.server import run_dir
-from nereid.server.command_line import DEFAULT_PROFILE, KEEP_BUFFERS, TritonOptions
+from nereid.server.command_line import DEFAULT_PROFILE, KEEP_BUFFERS, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
@@ -67,7 +67,7 @@ def served(
 ) -> Iterator[EmbeddedServer]:
     """Start a server and wait until it is ready; several servers may share a folder for their files."""
     ports = Ports(*free_ports(3))
-    options = TritonOptions(repository, profile, ports=ports, flags=tuple(flags))
+    options = ServerOptions(repository, profile, ports=ports, flags=tuple(flags))
     server_folder = folder / f"server-{ports.http}"
     server_folder.mkdir()
     with EmbeddedServer(options, server_folder, environment) as server:

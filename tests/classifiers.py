@@ -73,19 +73,16 @@ class Script:
     the connection; a barrier, which closes the connections of all requests that reach it together; "silence",
     which sends nothing.
 
-    A pause of `gap_s` is between the head and the body of a response, and single bytes follow it every
-    `trickle_s` unless that is 0. `read` has the names of regions that the server refuses to release, and
-    `refuses_regions` refuses all of them.
+    Single bytes follow a response every `trickle_s` unless that is 0. `read` has the names of regions that
+    the server refuses to release, and `refuses_regions` refuses all of them.
     """
 
-    def __init__(
-        self, *steps: Any, hangs_up: bool = False, gap_s: float = 0.0, trickle_s: float = 0.0
-    ) -> None:
+    def __init__(self, *steps: Any, hangs_up: bool = False, trickle_s: float = 0.0) -> None:
         self.steps = list(steps)
         self.requests: list[tuple[str, bytes]] = []
         self.peers: list[Any] = []
         self.over = threading.Event()
-        self.hangs_up, self.gap_s, self.trickle_s = hangs_up, gap_s, trickle_s
+        self.hangs_up, self.trickle_s = hangs_up, trickle_s
         self.read: set[str] = set()
         self.refuses_regions = False
         self.outputs: tuple[str, ...] = ("scores",)
@@ -164,11 +161,7 @@ class _Handler(socketserver.StreamRequestHandler):
                     return
                 if step is None or step == "silence":
                     return
-                step = step if isinstance(step, bytes) else response(200, step)
-                head = step.find(b"\r\n\r\n") + 4 if script.gap_s else 0
-                self.wfile.write(step[:head])
-                script.over.wait(script.gap_s)
-                self.wfile.write(step[head:])
+                self.wfile.write(step if isinstance(step, bytes) else response(200, step))
                 while script.trickle_s and path.endswith("/infer"):
                     script.over.wait(script.trickle_s)
                     self.wfile.write(b" ")

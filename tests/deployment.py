@@ -49,10 +49,10 @@ def check_health(*words: str) -> tuple[int, str]:
 
 
 @contextmanager
-def running(words: Sequence[str], log: Path, page: str, **options: Any) -> Iterator[None]:
+def running(words: Sequence[str], log: Path, page: str, **options: Any) -> Iterator[subprocess.Popen]:
     """Run a program in the background; it is ready when it serves a page."""
     with log.open("w") as output:
-        process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, **options)
+        process = subprocess.Popen(words, stdout=output, stderr=output, **{"cwd": ROOT, **options})
 
     def is_ready() -> bool:
         assert process.poll() is None, log.read_text()
@@ -63,7 +63,7 @@ def running(words: Sequence[str], log: Path, page: str, **options: Any) -> Itera
 
     try:
         wait_until(is_ready, words[0])
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import wraps
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from nereid.application.repository_publisher import publish
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE_OUTPUTS, ROUTE_OUTPUTS
@@ -22,10 +23,10 @@ from nereid.client.result_kind import Timings
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.app import create_app
 from nereid.gateway.keys import SCOPES, Key, Scope
-from nereid.gateway.models import Models, PreviewRefused
-from nereid.gateway.route_control import RolloutCommand, RouteState, VariantState
+from nereid.gateway.models import Models
+from nereid.gateway.route_control import RolloutChange, RouteState, VariantState, Weights
 from nereid.gateway.settings import GatewaySettings
-from nereid.gateway.state import build
+from nereid.gateway.state import Gateway
 from nereid.tasks.classify.result import Label, Prediction
 from nereid.tasks.detect.result import DETECTIONS, Detection
 from nereid.tasks.embed.result import Embedding
@@ -134,23 +135,21 @@ class Control:
     def show(self) -> RouteState:
         return ROUTE
 
-    def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
-        if generation == 1:
+    def set_weights(self, wanted: Weights, author: str) -> RouteState:
+        if wanted.generation == 1:
             raise Failure("conflict", "the route has generation 3, got 1")
-        if generation == 0:
+        if wanted.generation == 0:
             raise Failure("unavailable", "the server does not accept it")
         assert author
-        if "v9" in weights:
+        if "v9" in wanted.weights:
             raise invalid_request("no variant 'v9'")
         return ROUTE
 
-    def issue_rollout_command(
-        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
-    ) -> RouteState:
+    def issue_rollout_command(self, wanted: RolloutChange, author: str) -> RouteState:
         assert author
-        if candidate == "v9":
+        if wanted.candidate == "v9":
             raise invalid_request("unknown candidate 'v9'")
-        if command == "start" and steps:
+        if wanted.order == "start" and wanted.steps:
             raise Failure("conflict", "cannot start a rollout of 'v1'")
         return ROUTE
 
@@ -158,8 +157,10 @@ class Control:
 class Source:
     """The model `classify`, with a route if one is given, and another model."""
 
-    def __init__(self, route: Any = None, other: str = "dogs", publisher: Any = None) -> None:
-        self._route, self._other, self.publisher = route, other, publisher
+    publish = staticmethod(publish)
+
+    def __init__(self, route: Any = None, other: str = "dogs", repository: Path | None = None) -> None:
+        self._route, self._other, self.repository = route, other, repository
 
     def names(self) -> list[str]:
         return ["classify", self._other]
@@ -172,7 +173,7 @@ class Source:
 
     def preview(self, name: str, image: bytes) -> bytes | None:
         if image != IMAGE:
-            raise PreviewRefused("expected an image file")
+            raise Failure("invalid_image", "expected an image file")
         return b"picture" if name == "classify" else None
 
     def config(self, name: str) -> ModelConfig | None:
@@ -220,7 +221,7 @@ RING, NO_KEYS = Ring({scope: key(scope, scope) for scope in SCOPES}), Ring()
 
 
 def gateway(upstream: Any, settings: GatewaySettings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
-    return build(settings, keys, Models("classify", Source(route), upstream))
+    return Gateway(settings, keys, Models("classify", Source(route), upstream))
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

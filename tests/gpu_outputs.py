@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from nereid.server.gpu_profile import GpuPackages, Package
+from nereid.server.gpu_profile import GpuPackages
 
 RECORDED = Path(__file__).with_name("recorded")
 # `nvidia-smi --list-gpus`. Sources: influxdata/telegraf#5812, DataDog/datadog-agent#33120 (MIG).
@@ -54,10 +54,8 @@ CUPY_OLD_DRIVER = (RECORDED / "cupy_old_driver.txt").read_text()
 Outputs = Mapping[str, str]
 QUERY, APPS, PERFORMANCE, LISTED = "--query-gpu", "--query-compute-apps", "-q", "--list-gpus"
 GOOD: Outputs = {"": HEAD, QUERY: GPUS, APPS: "", PERFORMANCE: CLOCKS, LISTED: LIST}
-CUDA_12 = GpuPackages(
-    (Package("cupy-cuda12x", "13.6.0", 12),), ("onnxruntime-gpu",), Path("/provider.so"), True
-)
-NOTHING = GpuPackages((), ("onnxruntime",), None, False)
+CUDA_12 = GpuPackages({"cupy-cuda12x": "13.6.0"}, ("onnxruntime-gpu",), Path("/provider.so"), True)
+NOTHING = GpuPackages({}, ("onnxruntime",), None, False)
 
 
 def install_smi(folder: Path, outputs: Outputs, status: int = 0) -> dict[str, str]:

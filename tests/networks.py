@@ -15,7 +15,7 @@ import tritonclient.http
 from onnx import helper, numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
-from nereid.server.command_line import TritonOptions
+from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
@@ -147,8 +147,8 @@ def serve(
     log: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> EmbeddedServer:
-    """Build a server on free ports; `flags` are Triton's, and `settings` those of `TritonOptions`."""
-    options = TritonOptions(repository, ports=Ports(*free_ports(3)), flags=flags, **settings)
+    """Build a server on free ports; `flags` are Triton's, and `settings` those of `ServerOptions`."""
+    options = ServerOptions(repository, ports=Ports(*free_ports(3)), flags=flags, **settings)
     return EmbeddedServer(options, run_dir, os.environ, log)
 
 

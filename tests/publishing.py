@@ -60,13 +60,6 @@ def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
     routes.replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
 
 
-def server_info_of(server: EmbeddedServer) -> ServerInfo:
-    options = server.options
-    return ServerInfo(
-        server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
-    )
-
-
 def candidate(folder: Path, number: float) -> Path:
     path = folder / f"adds-{number:g}.onnx"
     onnx.save(routes.adding(number), path)

@@ -7,6 +7,7 @@ from nereid.backends.triton import metrics
 from nereid.base.assets import CHECKOUT
 from nereid.base.prometheus_text import MetricSpec
 from nereid.base.tracing import collector
+from nereid.gateway.admission import Admission
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.insight.drift import monitor
 from nereid.models.rollout import service
@@ -81,9 +82,9 @@ def of_gateway() -> Iterator[Family]:
     Raises:
         ValueError: a family has no samples, because no method that counts it is called here.
     """
-    page = Metrics(lambda: 0, lambda: 0, lambda: 0)
-    page.count_request("", "", "", "", {"": 0.0})
-    page.count_image("", "", "", "", {})
+    page = Metrics(Admission(1))
+    page.count("requests", "", "", "", "", {"": 0.0})
+    page.count("images", "", "", "", "", {})
     page.count_feedback("", "", is_correct=True)
     for family in page.registry.collect():
         samples = [sample for sample in family.samples if not sample.name.endswith("_created")]

@@ -14,7 +14,7 @@ from nereid.base import assets
 from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.routes.change import RunningServer, change_with_retry, propose_weights
+from nereid.models.routes.change import change_with_retry, propose_weights
 from nereid.models.routes.location import find_route
 from nereid.repository.repository_index import versions_on_disk
 from nereid.server.model_control import ModelControl
@@ -110,4 +110,4 @@ class Changes:
 
     def _reweight(self, weights: dict[str, float]) -> None:
         target = find_route(self._running.repository, ROUTE)
-        change_with_retry(target, propose_weights(weights), RunningServer(self._running.server_info))
+        change_with_retry(target, propose_weights(weights), self._running.server_info)

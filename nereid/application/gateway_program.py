@@ -4,8 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nereid.application.chosen_models import find_any_model
@@ -14,7 +13,7 @@ from nereid.base.processes import available_cores
 from nereid.base.task_registry import DEFAULT_TASK
 from nereid.base.tracing.records import Sampling
 from nereid.gateway.key_changes import open_ring
-from nereid.gateway.settings import GatewaySettings, ListenOptions
+from nereid.gateway.settings import GatewayOptions
 from nereid.server import run_dir
 
 if TYPE_CHECKING:
@@ -22,27 +21,6 @@ if TYPE_CHECKING:
 
 # A worker needs about 0.7 ms of CPU for an image, and the models 7 ms and more.
 CORES_PER_WORKER = 8
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayOptions:
-    """One gateway.
-
-    Attributes:
-        listen: its address.
-        settings: its settings; without a URL, the running server's are added.
-        repository: the models of its server; None for a server elsewhere, at the URL of the settings.
-        models: names of the models that it offers first.
-        keys: file with the keys of its callers; None for the default file.
-        logs_requests: whether each request is logged on stderr.
-    """
-
-    listen: ListenOptions
-    settings: GatewaySettings
-    repository: Path | None
-    models: tuple[str, ...] = ()
-    keys: Path | None = None
-    logs_requests: bool = False
 
 
 def default_workers() -> int:
@@ -61,10 +39,10 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
     from nereid.gateway.http import serving
     from nereid.gateway.models import FixedModels
 
-    settings, repository, run_root = options.settings, options.repository, run_dir.root(environment)
+    repository, run_root = options.repository, run_dir.root(environment)
     source: ModelSource
     if repository is None:
-        source = FixedModels(options.models or (DEFAULT_TASK.model,), settings.url)
+        source = FixedModels(options.models or (DEFAULT_TASK.model,), options.url)
     else:
         from nereid.application.repository_models import RepositoryModels
 
@@ -72,8 +50,8 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
         source = RepositoryModels(repository, lambda: run_dir.find(run_root, repository), models)
         if running := run_dir.find(run_root, repository):
             sampling = Sampling(running.trace_share, running.objective_ms / 1e3)
-            settings = replace(settings, url=running.url("http"), traces=running.traces, sampling=sampling)
-    settings = replace(settings, model=source.names()[0])
+            options = replace(options, url=running.url("http"), traces=running.traces, sampling=sampling)
+    options = replace(options, model=source.names()[0])
     with ExitStack() as stack:
 
         def announce(ports: dict[str, int]) -> None:
@@ -81,8 +59,7 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
             if repository:  # record the port of HTTP for `status` while the gateway runs
                 with suppress(ServerError, OSError):  # such as a read-only file system
                     folder = stack.enter_context(run_dir.occupy(run_root, repository))
-                    info = run_dir.GatewayInfo(os.getpid(), options.listen.host, ports["http"])
+                    info = run_dir.GatewayInfo(os.getpid(), options.host, ports["http"])
                     run_dir.write(folder, info)
 
-        ring = open_ring(options.keys, environment)
-        serving.serve(settings, options.listen, ring, source, announce, options.logs_requests)
+        serving.serve(options, open_ring(options.keys, environment), source, announce)

@@ -6,20 +6,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nereid.application.repository_publisher import RepositoryPublisher
+from nereid.application.repository_publisher import publish
 from nereid.backends.routing.assignment import LoadedRoute, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
 from nereid.base.task_registry import TASKS
 from nereid.gateway.failures import UNAVAILABLE_RETRY_S, Failure, invalid_request
-from nereid.gateway.models import PreviewRefused
-from nereid.gateway.route_control import RolloutCommand, RolloutState, RouteState, VariantState
+from nereid.gateway.route_control import RolloutChange, RolloutState, RouteState, VariantState, Weights
 from nereid.models.rollout import commands
 from nereid.models.rollout.commands import ALLOWED_PHASES, CommandRefused
 from nereid.models.rollout.plan import make_plan
 from nereid.models.rollout.rollout_journal import RolloutActive, RolloutJournals
 from nereid.models.routes import change
-from nereid.models.routes.change import NO_SERVER_STATUS, SERVED_STATUS, RunningServer, served_status
+from nereid.models.routes.change import NO_SERVER_STATUS, SERVED_STATUS, served_status
 from nereid.models.routes.location import (
     RouteFileSnapshot,
     RouteLocation,
@@ -44,58 +43,59 @@ class RepositoryModels:
         first: models that are listed first, and offered even if they are not routes.
     """
 
+    publish = staticmethod(publish)
+
     def __init__(
         self, repository: Path, find: Callable[[], ServerInfo | None], first: Sequence[str] = ()
     ) -> None:
-        self._repository, self._find, self._first = repository, find, first
-        self.publisher = RepositoryPublisher(repository)
+        self.repository, self._find, self._first = repository, find, first
 
     def names(self) -> Sequence[str]:
         """Return the models of each task: its routes, or all such models if the task has no route."""
-        models = (name for task in TASKS for name in models_with(self._repository, task.outputs))
+        models = (name for task in TASKS for name in models_with(self.repository, task.outputs))
         return list(dict.fromkeys([*self._first, *models]))
 
     def outputs(self, name: str) -> Collection[str]:
         """Return the outputs in the config of a model; empty if it cannot be read."""
         try:
-            return output_names(read_pbtxt(self._repository / name / "config.pbtxt"))
+            return output_names(read_pbtxt(self.repository / name / "config.pbtxt"))
         except (InvalidConfig, OSError):
             return ()
 
     def route(self, name: str) -> "RepositoryRoute | None":
         """Return the control of a route, or None for a model that is not a route."""
-        return RepositoryRoute(self._repository, name, self._find) if self._is_route(name) else None
+        return RepositoryRoute(self.repository, name, self._find) if self._is_route(name) else None
 
     def preview(self, name: str, image: bytes) -> bytes | None:
         """Return an image as the network of a model, or of a route's default variant, sees it (PNG).
 
         Raises:
-            PreviewRefused: it is not an image, or damaged.
+            Failure: it is not an image, or damaged.
         """
-        config = preprocessing_of(self._repository, self._pinned(name)[0])
+        config = preprocessing_of(self.repository, self._pinned(name)[0])
         if config is None:
             return None
         try:
             return preview(PreprocessSettings.from_config(config), {"image": image}).png
         except InvalidImage as error:
-            raise PreviewRefused(error.args[0]) from None
+            raise Failure("invalid_image", error.args[0]) from None
 
     def config(self, name: str) -> ModelConfig | None:
         """Return a model's config, or a route's default variant's; None if it cannot be read."""
         try:
             model, version = self._pinned(name)
-            return ModelConfig.from_file(self._repository / model, version)
+            return ModelConfig.from_file(self.repository / model, version)
         except (InvalidConfig, OperationFailed, OSError):
             return None
 
     def _is_route(self, name: str) -> bool:
-        return any(route.name == name for route in find_routes(self._repository))
+        return any(route.name == name for route in find_routes(self.repository))
 
     def _pinned(self, name: str) -> tuple[str, int]:
         """Return model and version of a route's default variant; of another model, its newest version."""
         if not self._is_route(name):
-            return name, max(versions_on_disk(self._repository / name), default=1)
-        route = read_route_file(find_route(self._repository, name)).route()
+            return name, max(versions_on_disk(self.repository / name), default=1)
+        route = read_route_file(find_route(self.repository, name)).route()
         variant = next(variant for variant in route.variants if variant.name == route.default)
         return variant.model, variant.version
 
@@ -111,7 +111,7 @@ class RepositoryRoute:
         with _failures("the route cannot be read"):
             location = find_route(self._repository, self._name)
             loaded = load_current_route(location, read_route_file(location))
-            status, served = served_status(RunningServer.of(self._find()), location.name, loaded.sha256)
+            status, served = served_status(self._find(), location.name, loaded.sha256)
             rollout = _rollout(location)
         route, variants = loaded.route, _variants(loaded, served.breakers if served else {})
         # The server's address is not for clients of a gateway.
@@ -120,26 +120,25 @@ class RepositoryRoute:
             location.name, route.generation, route.default, status == SERVED_STATUS, detail, variants, rollout
         )
 
-    def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
+    def set_weights(self, wanted: Weights, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them."""
 
         def propose(current: RouteFileSnapshot) -> change.Proposal:
-            current_generation = current.route().generation
-            if generation is not None and generation != current_generation:
-                text = f"expected generation {generation}, got {current_generation}: the route has changed"
+            generation = current.route().generation
+            if wanted.generation not in (None, generation):
+                text = f"expected generation {wanted.generation}, got {generation}: the route has changed"
                 raise Failure("conflict", text)
             note = f"set through the gateway by {author}"
-            return change.Proposal(change.propose_weights(weights)(current).route, note)
+            return change.Proposal(change.propose_weights(wanted.weights)(current).route, note)
 
         failed = "the server does not serve the change; see the route and the log"
         with _failures(failed, WrongUsage, InvalidConfig):
-            change.change(find_route(self._repository, self._name), propose, RunningServer.of(self._find()))
+            change.change(find_route(self._repository, self._name), propose, self._find())
         return self.show()
 
-    def issue_rollout_command(
-        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
-    ) -> RouteState:
+    def issue_rollout_command(self, wanted: RolloutChange, author: str) -> RouteState:
         """Start a rollout with the default limits, or give a command to the active one."""
+        command, steps = wanted.order, wanted.steps
         who = f"{command} through the gateway by {author}"
         with _failures("the rollout cannot be changed now; see the log", WrongUsage):
             location = find_route(self._repository, self._name)
@@ -147,7 +146,7 @@ class RepositoryRoute:
                 text = "no controller is running; fix: nereid serve, or nereid rollout controller"
                 raise Failure("conflict", text)
             if command == "start":
-                plan = make_plan(candidate=candidate, **({"steps": steps} if steps else {}))
+                plan = make_plan(candidate=wanted.candidate, **({"steps": steps} if steps else {}))
                 commands.start(location, plan, self._find(), who)
             else:
                 commands.issue(location, command, who)

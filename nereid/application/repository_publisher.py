@@ -6,8 +6,6 @@ Each is published in its own process, because an examination uses memory and tim
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,36 +22,28 @@ RETRY_AFTER_S = 1.0
 log = logging.getLogger("nereid.gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryPublisher:
-    """Publishes networks in a repository."""
+async def publish(command: PublishCommand) -> PublishAnswer:
+    """Publish a network; the process runs to completion even if the client disconnects.
 
-    repository: Path
-
-    async def publish(self, command: PublishCommand) -> PublishAnswer:
-        """Publish a network; the process runs to completion even if the client disconnects.
-
-        Raises:
-            WrongUsage: the command itself is invalid.
-            OperationFailed: the network or the server was refused.
-            Failure: `unavailable`, the process ended without a reason.
-        """
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *launcher.command(publish_network), stdin=pipe, stdout=pipe, stderr=pipe
-        )
-        out, err = await process.communicate(launcher.encode(command))
-        if process.returncode == 0:
-            return msgspec.json.decode(out, type=PublishAnswer)
-        last_line = err.decode(errors="replace").strip().rpartition("\n")[2]
-        if not last_line.startswith(ERROR):
-            log.error("publishing %s ended with status %s: %s", command.model, process.returncode, last_line)
-            text = f"the publication ended with status {process.returncode}, perhaps for lack of memory"
-            raise Failure(
-                "unavailable", f"{text}; nereid versions shows whether it is complete", RETRY_AFTER_S
-            )
-        reason = last_line.removeprefix(ERROR)
-        raise WrongUsage(reason) if process.returncode == WRONG_USAGE else OperationFailed(reason)
+    Raises:
+        WrongUsage: the command itself is invalid.
+        OperationFailed: the network or the server was refused.
+        Failure: `unavailable`, the process ended without a reason.
+    """
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *launcher.command(publish_network), stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    out, err = await process.communicate(launcher.encode(command))
+    if process.returncode == 0:
+        return msgspec.json.decode(out, type=PublishAnswer)
+    last_line = err.decode(errors="replace").strip().rpartition("\n")[2]
+    if not last_line.startswith(ERROR):
+        log.error("publishing %s ended with status %s: %s", command.model, process.returncode, last_line)
+        text = f"the publication ended with status {process.returncode}, perhaps for lack of memory"
+        raise Failure("unavailable", f"{text}; nereid versions shows whether it is complete", RETRY_AFTER_S)
+    reason = last_line.removeprefix(ERROR)
+    raise WrongUsage(reason) if process.returncode == WRONG_USAGE else OperationFailed(reason)
 
 
 def publish_network(options: PublishCommand, environment: Mapping[str, str]) -> None:

@@ -27,6 +27,14 @@ MAX_LINES, MAX_OBJECTS = 1000, 300
 # Additional outputs of a route: which variant responded, and why it was chosen.
 VARIANT, VERSION, REASON = ROUTE_OUTPUTS = "variant", "version", "route_reason"
 
+# NumPy's name of each v2 datatype whose elements have a fixed size; it has none for BF16.
+# Source: docs/protocol of triton-inference-server/server.
+DTYPES = {"BOOL": "b1", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"} | {
+    f"{sign}INT{8 * size}": f"<{kind}{size}"
+    for sign, kind in (("", "i"), ("U", "u"))
+    for size in (1, 2, 4, 8)
+}
+
 VARIANT_HEADER, VERSION_HEADER, ROUTE_KEY_HEADER = "x-variant", "x-model-version", "x-route-key"
 # Request options, by their names in clients and in the gateway's query string.
 OPTION_HEADERS = {"variant": VARIANT_HEADER, "version": VERSION_HEADER, "route_key": ROUTE_KEY_HEADER}

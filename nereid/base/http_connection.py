@@ -2,9 +2,9 @@
 
 import asyncio
 import http.client
-import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -114,30 +114,23 @@ class HttpConnection(asyncio.Protocol):
         """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def send(
-        self, request: Sequence[bytes | memoryview], timeout_s: float | None = None
-    ) -> HttpResponse:
+    async def send(self, request: Sequence[bytes | memoryview]) -> HttpResponse:
         """Send the parts of a complete request and return the response.
 
         Raises:
             ConnectionResetError: the connection closed before the response.
             BadStatusLine: the peer does not speak HTTP; the error contains its first bytes.
-            TimeoutError: there was no response in time.
         """
         if self._transport is None:
             raise self._ended()
         self._parser = httptools.HttpResponseParser(self)
         self._has_head = False
-        loop = asyncio.get_running_loop()
-        self._pending_response = loop.create_future()
+        self._pending_response = asyncio.get_running_loop().create_future()
         self._transport.writelines(request)
-        if timeout_s is None:
-            return await self._pending_response
-        timer = loop.call_later(timeout_s, self._fail, TimeoutError())
         try:
             return await self._pending_response
         finally:
-            timer.cancel()
+            self._pending_response = None  # its error refers to this frame, and so to the request
 
     def close(self) -> None:
         """Close the connection immediately."""
@@ -158,13 +151,28 @@ class HttpConnectionPool:
         self.idle: deque[HttpConnection] = deque()
         self.busy: set[HttpConnection] = set()
 
-    def acquire(self) -> "AcquiredConnection":
-        """Return a connection for one request; an error or cancellation closes it.
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[HttpConnection]:
+        """Yield a connection for one request; an error or cancellation closes it.
 
         Raises:
             OSError: the server cannot be reached.
         """
-        return AcquiredConnection(self)
+        while self.idle:
+            if (connection := self.idle.pop()).is_open:
+                break
+        else:
+            connection = await HttpConnection.open(self.url)
+        self.busy.add(connection)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self.busy.discard(connection)
+        if connection.is_open:
+            self.idle.append(connection)
 
     async def request(
         self,
@@ -180,10 +188,9 @@ class HttpConnectionPool:
             OSError: there was no response; a TimeoutError without an errno means it did not arrive in time.
             HTTPException: the peer does not speak HTTP.
         """
-        head, started_at = self.build_head(method, path, headers, sum(map(len, body))), time.monotonic()
-        async with AcquiredConnection(self, timeout_s) as connection:
-            remaining_s = None if timeout_s is None else timeout_s - (time.monotonic() - started_at)
-            return await connection.send([head, *filter(len, body)], remaining_s)
+        head = self.build_head(method, path, headers, sum(map(len, body)))
+        async with asyncio.timeout(timeout_s), self.acquire() as connection:
+            return await connection.send([head, *filter(len, body)])
 
     def close(self) -> None:
         """Close all connections; requests in flight fail."""
@@ -198,30 +205,3 @@ class HttpConnectionPool:
         lines = [f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\n".encode()]
         lines += map(b"%b: %b\r\n".__mod__, headers)
         return b"".join([*lines, b"content-length: %d\r\n\r\n" % body_bytes])
-
-
-class AcquiredConnection:
-    """A connection for one request, as an asynchronous context manager."""
-
-    __slots__ = ("_connection", "_pool", "_timeout_s")
-
-    def __init__(self, pool: HttpConnectionPool, timeout_s: float | None = None) -> None:
-        self._pool, self._timeout_s = pool, timeout_s
-
-    async def __aenter__(self) -> HttpConnection:
-        while self._pool.idle:
-            if (connection := self._pool.idle.pop()).is_open:
-                break
-        else:
-            async with asyncio.timeout(self._timeout_s):
-                connection = await HttpConnection.open(self._pool.url)
-        self._pool.busy.add(connection)
-        self._connection = connection
-        return connection
-
-    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._pool.busy.discard(self._connection)
-        if kind is None and self._connection.is_open:
-            self._pool.idle.append(self._connection)
-        else:
-            self._connection.close()

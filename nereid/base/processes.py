@@ -37,40 +37,31 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: ControlGroups
     return int(min(available, groups.free_memory()))
 
 
-class MemoryKills:
-    """Describes processes of this control group that the kernel killed for lack of memory."""
+class ReachedLimits:
+    """Describes the effects of this control group's limits, with each limit and a fix."""
 
     def __init__(self, groups: ControlGroups = OWN) -> None:
         """Count from now on."""
         self._groups = groups
-        self._seen = groups.memory_kills()
+        self._kills, self._refusals = groups.memory_kills(), groups.process_refusals()
 
-    def new(self) -> str:
-        """Describe those since the last call, with the limit and a fix; empty if there are none."""
-        before, self._seen = self._seen, self._groups.memory_kills()
-        if self._seen <= before:
+    def new_kills(self) -> str:
+        """Describe the processes killed for lack of memory since the last call; empty if there are none."""
+        before, self._kills = self._kills, self._groups.memory_kills()
+        if self._kills <= before:
             return ""
         limit = self._groups.memory_limit()
         why = f"the limit is {limit / 1e6:.0f} MB" if limit < inf else "no control group has a limit"
         fix = "a higher limit" if limit < inf else "more memory"
-        ended = f"the kernel killed {self._seen - before} process(es) of this control group"
+        ended = f"the kernel killed {self._kills - before} process(es) of this control group"
         return f"out of memory: {ended}; {why}; fix: {fix}, or fewer instances (count in config.pbtxt)"
 
-
-class ProcessRefusals:
-    """Describes processes and threads that the kernel refused to create in this control group."""
-
-    def __init__(self, groups: ControlGroups = OWN) -> None:
-        """Count from now on."""
-        self._groups = groups
-        self._seen = groups.process_refusals()
-
-    def new(self) -> str:
-        """Describe those since the last call, with the limit and a fix; empty if there are none."""
-        before, self._seen = self._seen, self._groups.process_refusals()
-        if self._seen <= before:
+    def new_refusals(self) -> str:
+        """Describe the processes and threads that were not created since the last call; empty if none."""
+        before, self._refusals = self._refusals, self._groups.process_refusals()
+        if self._refusals <= before:
             return ""
-        count, limit = self._seen - before, self._groups.process_limit()
+        count, limit = self._refusals - before, self._groups.process_limit()
         return (
             f"process limit reached: the kernel refused {count} process(es) or thread(s) of this control "
             f"group; the limit is {limit:g}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"

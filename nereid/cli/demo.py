@@ -17,7 +17,7 @@ from nereid.base.task_registry import DEFAULT_TASK
 from nereid.base.units import format_ms
 from nereid.cli import options
 from nereid.cli.tables import console
-from nereid.server.command_line import DEFAULT_PROFILE, TritonOptions
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
 from nereid.server.ports import Ports, free_ports
 
 if TYPE_CHECKING:
@@ -48,26 +48,16 @@ def init(
     """
     source = (options.PACKAGED_TASKS[task] if task else DEFAULT_TASK).default_repository
     is_new = not any(folder.glob("*")) and (folder.is_dir() or not folder.exists())
-    if not is_new:
-        check_room(folder, source, task)
+    if not is_new and (not task or not any(folder.glob("*/config.pbtxt"))):
+        raise WrongUsage(f"'{folder}' already exists and is not an empty folder; fix: name a new folder")
+    names = (path.name for path in source.iterdir() if not path.name.startswith("."))
+    if taken := sorted(name for name in names if (folder / name).exists()):
+        raise WrongUsage(f"'{folder}' already has {', '.join(taken)}; fix: name another folder")
     copy_models(source, folder)
     models = f"the models of task `{task}`" if task else "the default models"
     print(f"created '{folder}' with {models}" if is_new else f"added {models} to '{folder}'")
     print(f"serve it:                       nereid serve --repository {folder}")
     print(f"make it the default of a shell: export NEREID_REPOSITORY={folder.resolve()}")
-
-
-def check_room(folder: Path, source: Path, task: str | None) -> None:
-    """Check that models can be added to a folder.
-
-    Raises:
-        WrongUsage: it is not a model repository, or has one of the models already.
-    """
-    if not task or not any(folder.glob("*/config.pbtxt")):
-        raise WrongUsage(f"'{folder}' already exists and is not an empty folder; fix: name a new folder")
-    names = (path.name for path in source.iterdir() if not path.name.startswith("."))
-    if taken := sorted(name for name in names if (folder / name).exists()):
-        raise WrongUsage(f"'{folder}' already has {', '.join(taken)}; fix: name another folder")
 
 
 def demo(
@@ -92,12 +82,12 @@ def demo(
 
 
 @contextmanager
-def running_server(context: typer.Context, task: Task) -> Iterator[TritonOptions]:
+def running_server(context: typer.Context, task: Task) -> Iterator[ServerOptions]:
     """Run a server with the package's models of a task."""
     from nereid.server.embedded_server import EmbeddedServer
 
     started_at = time.monotonic()
-    started = TritonOptions(task.default_repository, DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
+    started = ServerOptions(task.default_repository, DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
     print(
         f"starting the Triton server of nvidia-pytriton with the models of task `{task.name}` …", flush=True
     )
@@ -148,7 +138,7 @@ def show_versions(context: typer.Context) -> None:
     print("stopped; `nereid serve` keeps the server running")
 
 
-def measure(server: TritonOptions, version: str, protocol: "ProtocolName") -> Any:
+def measure(server: ServerOptions, version: str, protocol: "ProtocolName") -> Any:
     """Classify the sample photo on one version; returns the last of a few responses, on a warm connection."""
     url = f"{server.host}:{getattr(server.ports, protocol)}"
     with DEFAULT_TASK.entry_point("client")(url, protocol) as client:

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from nereid.application.chosen_models import changeable_repository
+from nereid.base import files
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, WrongUsage, no_server, value_errors_as_wrong_usage
 from nereid.base.units import format_duration, parse_duration
@@ -19,8 +20,6 @@ from nereid.server import run_dir
 if TYPE_CHECKING:
     from nereid.insight.drift.comparison import SignalDrift, VariantDrift
     from nereid.insight.drift.drift_report import DriftReport
-    from nereid.insight.drift.recording import History
-
 app = typer.Typer(help="Compare the images and responses of a route with a reference.")
 NO_VALUE = "—"
 
@@ -55,9 +54,10 @@ def baseline(
 
     This needs a running server. Images that cannot be classified are reported and skipped.
     """
-    from nereid.backends.routing.reference_file import path_of, read_reference
+    from nereid.backends.routing.reference_file import format_reference, path_of, read_reference
     from nereid.insight.drift import baseline as references
     from nereid.insight.drift.comparison import targets_of
+    from nereid.insight.drift.recording import History
     from nereid.models.routes.location import find_route
 
     if bool(images) == bool(from_traffic):
@@ -66,7 +66,7 @@ def baseline(
     server_info = find_server(context, repository)
     if server_info is None:
         raise no_server(repository)
-    targets = targets_of(location, server_info.profile)
+    targets, path = targets_of(location, server_info.profile), path_of(repository, location.name)
     if images:
         with value_errors_as_wrong_usage():
             paths = collect([images])
@@ -75,12 +75,14 @@ def baseline(
     else:
         with value_errors_as_wrong_usage("--from-traffic: "):
             seconds = parse_duration(from_traffic)
-        history = _history(context, repository)
-        old = read_reference(path_of(repository, location.name))
+        folder = run_dir.find_folder(run_dir.root(environment(context)), repository)
+        if folder is None:
+            raise OperationFailed("--from-traffic needs a server that `nereid serve` started on this machine")
+        old = read_reference(path)
         made = references.from_traffic(
-            history, location.name, targets, seconds, time.time(), old, show_progress
+            History.load(folder), targets, seconds, time.time(), old, show_progress
         )
-    path = references.store(repository, location.name, made)
+    files.replace(path, format_reference(made))
     sizes = ", ".join(f"{variant.name} {variant.images:,} images" for variant in made.variants)
     print(f"{location.name}: reference stored in {path}: {sizes}")
 
@@ -107,15 +109,6 @@ def show(
         print(msgspec.json.encode(drifted).decode())
     else:
         print_report(drifted)
-
-
-def _history(context: typer.Context, repository: Path) -> "History":
-    from nereid.insight.drift.recording import History
-
-    folder = run_dir.find_folder(run_dir.root(environment(context)), repository)
-    if folder is None:
-        raise OperationFailed("--from-traffic needs a server that `nereid serve` started on this machine")
-    return History.load(folder)
 
 
 def print_report(report: "DriftReport") -> None:

@@ -13,7 +13,7 @@ from nereid.cli import options
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
-from nereid.gateway.settings import KEEP_ALIVE_S, GatewaySettings, ListenOptions
+from nereid.gateway.settings import KEEP_ALIVE_S, GatewayOptions
 
 MAX_WORKERS = 64
 
@@ -103,27 +103,22 @@ def gateway(
     if not url:
         find_server(context, served)  # notes that there are several
     with value_errors_as_wrong_usage():
-        settings = GatewaySettings(
+        settings = GatewayOptions(
             url or f"127.0.0.1:{HTTP_PORT}",
+            repository=None if url else served,
+            models=tuple(model or ()),
             host=host,
+            port=port,
+            grpc_port=grpc_port,
+            certificate=certificate,
+            certificate_key=certificate_key,
+            keep_alive_s=keep_alive_s,
+            workers=workers or gateway_program.default_workers(),
+            logs_requests=access_log,
+            keys=keys_file,
             keys_needed=require_keys,
             rate_per_s=rate,
             allowed_hosts=tuple(allowed_host or ()),
             cors_origins=tuple(cors_origin or ()),
         )
-    listen = ListenOptions(
-        host,
-        port,
-        grpc_port,
-        certificate,
-        certificate_key,
-        keep_alive_s,
-        workers or gateway_program.default_workers(),
-    )
-    models = tuple(model or ())
-    gateway_program.gateway(
-        gateway_program.GatewayOptions(
-            listen, settings, None if url else served, models, keys_file, access_log
-        ),
-        environment(context),
-    )
+    gateway_program.gateway(settings, environment(context))

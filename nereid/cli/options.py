@@ -23,7 +23,15 @@ def collect(paths: Sequence[Path], more: Sequence[str] = ()) -> list[Path]:
     Raises:
         ValueError: a path does not exist, or a folder contains no image.
     """
-    return [image for path in paths for image in _images(path, SUFFIXES.union(more))]
+    images: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"'{path}' does not exist")
+        of_path = images_in(path, more) if path.is_dir() else [path]
+        if not of_path:
+            raise ValueError(f"'{path}' has no image, expected {', '.join(sorted(SUFFIXES.union(more)))}")
+        images += of_path
+    return images
 
 
 def images_in(folder: Path, more: Sequence[str] = ()) -> list[Path]:
@@ -31,16 +39,6 @@ def images_in(folder: Path, more: Sequence[str] = ()) -> list[Path]:
     suffixes = SUFFIXES.union(more)
     # Only regular files: reading a named pipe would block.
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
-
-
-def _images(path: Path, suffixes: frozenset[str]) -> list[Path]:
-    if not path.exists():
-        raise ValueError(f"'{path}' does not exist")
-    if not path.is_dir():
-        return [path]
-    if not (images := images_in(path, [*suffixes])):
-        raise ValueError(f"'{path}' has no image, expected {', '.join(sorted(suffixes))}")
-    return images
 
 
 # The tasks for which the package has models, by their names.

@@ -29,6 +29,12 @@ app = typer.Typer(
 )
 STOP_POLL_S = 0.2
 
+
+def planned(text: str, default: str) -> Any:
+    """Return an option that overrides a value of the plan, for `Annotated`; `default` is the plan's."""
+    return typer.Option(help=text, show_default=default)
+
+
 Candidate = Annotated[
     str,
     typer.Argument(
@@ -41,47 +47,29 @@ Candidate = Annotated[
 PlanFile = Annotated[
     Path | None, typer.Option("--file", help="Plan as JSON; options override its values.", metavar="FILE")
 ]
-Steps = Annotated[
-    str | None,
-    typer.Option(help="Traffic percentages; the first may be `shadow`.", show_default="1,5,25,50,100"),
-]
-HoldS = Annotated[
-    float | None, typer.Option(help="Minimum duration of a step, in seconds.", show_default="60")
-]
+Steps = Annotated[str | None, planned("Traffic percentages; the first may be `shadow`.", "1,5,25,50,100")]
+HoldS = Annotated[float | None, planned("Minimum duration of a step, in seconds.", "60")]
 PatienceS = Annotated[
-    float | None,
-    typer.Option(help="Seconds after which a step without a decision is inconclusive.", show_default="3600"),
+    float | None, planned("Seconds after which a step without a decision is inconclusive.", "3600")
 ]
-MinRequests = Annotated[
-    int | None, typer.Option(help="Candidate requests needed before a step may pass.", show_default="100")
-]
+MinRequests = Annotated[int | None, planned("Candidate requests needed before a step may pass.", "100")]
 MaxErrorRatio = Annotated[
-    float | None,
-    typer.Option(help="Maximum fraction of the candidate's requests that fail, 0 to 1.", show_default="0.05"),
+    float | None, planned("Maximum fraction of the candidate's requests that fail, 0 to 1.", "0.05")
 ]
 SloMs = Annotated[
     float | None,
-    typer.Option(
-        help="Latency in milliseconds above which a request is slow.",
-        show_default="1.2 times the control's median",
-    ),
+    planned("Latency in milliseconds above which a request is slow.", "1.2 times the control's median"),
 ]
 MaxLatencyIncrease = Annotated[
     float | None,
-    typer.Option(
-        help="Increase in median latency that fails a step at its end; 0.2 means 20 %.", show_default="0.2"
-    ),
+    planned("Increase in median latency that fails a step at its end; 0.2 means 20 %.", "0.2"),
 ]
 MaxDisagreement = Annotated[
     float | None,
-    typer.Option(
-        help="Maximum fraction of shadow responses that disagree on the top class, 0 to 1.",
-        show_default="0.05",
-    ),
+    planned("Maximum fraction of shadow responses that disagree on the top class, 0 to 1.", "0.05"),
 ]
 IfInconclusive = Annotated[
-    str | None,
-    typer.Option(help="What to do after an inconclusive step: `pause` or `rollback`.", show_default="pause"),
+    str | None, planned("What to do after an inconclusive step: `pause` or `rollback`.", "pause")
 ]
 Reason = Annotated[str, typer.Option(help="Reason to record in the history.")]
 

@@ -20,9 +20,10 @@ from nereid.base.files import read_at_most
 from nereid.cli.options import AsJson, Repository, complete_model, complete_variant
 from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
+from nereid.server.run_dir import ServerInfo
 
 if TYPE_CHECKING:  # each command imports what it needs, so that the others start faster
-    from nereid.models.routes.change import Difference, Propose, RunningServer, ServedRouteStatus
+    from nereid.models.routes.change import Difference, Propose, ServedRouteStatus
     from nereid.models.routes.explain import Explanation
     from nereid.models.routes.location import RouteChange, RouteFileSnapshot, RouteLocation
 
@@ -58,7 +59,7 @@ def show(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Show the route file, and whether the running server serves this route."""
-    show_route(*_read(repository, route), _server(context, repository), as_json)
+    show_route(*_read(repository, route), find_server(context, repository), as_json)
 
 
 @app.command("set")
@@ -225,8 +226,8 @@ def _change(context: typer.Context, propose: "Propose", offline: bool, route: st
     from nereid.models.routes.location import find_route
 
     location = find_route(changeable_repository(repository), route)
-    server = None if offline else _server(context, repository)
-    print(change.change(location, propose, server, offline))
+    server_info = None if offline else find_server(context, repository)
+    print(change.change(location, propose, server_info, offline))
 
 
 def _proposal(assignments: list[str], file: str) -> "Propose | None":
@@ -258,14 +259,8 @@ def _headers(assignments: list[str]) -> dict[str, str]:
     return {name.lower(): value for name, _, value in pairs}
 
 
-def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
-    from nereid.models.routes.change import RunningServer
-
-    return RunningServer.of(find_server(context, repository))
-
-
 def show_route(
-    location: "RouteLocation", current: "RouteFileSnapshot", server: "RunningServer | None", as_json: bool
+    location: "RouteLocation", current: "RouteFileSnapshot", server_info: ServerInfo | None, as_json: bool
 ) -> None:
     """Print a route, and whether the server serves it.
 
@@ -277,7 +272,7 @@ def show_route(
 
     loaded = load_current_route(location, current)
     route, breaker = loaded.route, loaded.route.breaker
-    status, served = served_status(server, location.name, loaded.sha256)
+    status, served = served_status(server_info, location.name, loaded.sha256)
     if as_json:
         print(json.dumps(_as_document(location, loaded, served, status)))
         return

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ from nereid.base.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.base.errors import WrongUsage, value_errors_as_wrong_usage
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import AccessLog, Profile, Repository, Task, environment, port, repository_of
-from nereid.server.command_line import AUTO_PROFILE, LOOPBACK_HOSTS, TritonOptions, read_own_token
+from nereid.server.command_line import AUTO_PROFILE, LOOPBACK_HOSTS, ServerOptions, read_own_token
 from nereid.server.ports import Ports
 
 ControlMode = Literal["explicit", "poll", "none"]
@@ -133,8 +134,6 @@ def serve(
     """
     from nereid.application import serve_program
     from nereid.base.tracing.records import Sampling
-    from nereid.server.request_traces import TraceOptions
-    from nereid.server.serve import ServeOptions
 
     if otlp and not re.fullmatch(r"https?://[^/\s]+\S*", otlp):
         raise WrongUsage(f"--otlp: expected an address such as http://localhost:4318, got '{otlp[:128]}'")
@@ -143,22 +142,28 @@ def serve(
     if no_token and token_file:
         raise WrongUsage("--token-file and --no-token exclude each other")
     with value_errors_as_wrong_usage():
-        token = read_own_token(token_file) if token_file else ""
-    options = TritonOptions(
+        token = read_own_token(token_file) if token_file else secrets.token_urlsafe(24)
+    options = ServerOptions(
         Path(os.path.realpath(repository_of(context, repository, task))),
         profile,
         host,
         Ports(http_port, grpc_port, metrics_port),
         model_control_mode,
-        token,
+        "" if no_token else token,
         allow_shm=allow_shm,
         is_guarded=(require_keys or host not in LOOPBACK_HOSTS) if guard is None else guard,
         requires_keys=require_keys,
+        # Only our commands know a random token, and flags of Triton may name other models.
+        allows_incomplete_configs=no_token or bool(token_file or flags),
+        sampling=Sampling(trace_share, objective_ms / 1e3) if trace else None,
         measures_signals=signals,
         flags=tuple(flags or ()),
+        health_port=health_port,
+        drain_s=drain_s,
+        is_strict=strict,
+        keys=keys_file,
+        otlp=otlp,
+        logs_requests=access_log,
+        gpu_ids=gpu_id,
     )
-    tracing = TraceOptions(Sampling(trace_share, objective_ms / 1e3), otlp, access_log) if trace else None
-    serve_program.serve(
-        ServeOptions(options, health_port, drain_s, strict, no_token, keys_file, tracing, gpu_id),
-        environment(context),
-    )
+    serve_program.serve(options, environment(context))

@@ -11,7 +11,8 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         Top,
         TopGateway,
         TopModel,
-        TopReader,
         TopRoute,
         TopServer,
     )
@@ -68,44 +68,47 @@ def top(
 
     Press `q` or Ctrl-C to quit. Rates and quantiles are for the last interval.
     """
-    from nereid.insight.observe.top import TopReader
+    from nereid.insight.observe.top import measure, read_server
 
-    run_root = run_dir.root(environment(context))
-    reader = TopReader(run_root, repository, lambda: find_server(context, repository))
-    terminal = console()
-    if once or as_json or not terminal.is_terminal or terminal.is_dumb_terminal:
-        _once(reader, interval, terminal, as_json)
-    else:
-        _live(reader, interval, terminal)
+    run_root, terminal = run_dir.root(environment(context)), console()
 
+    def read() -> "ServerReading":
+        return read_server(run_root, repository, find_server(context, repository))
 
-def _once(reader: "TopReader", interval_s: float, terminal: Console, as_json: bool) -> None:
-    from nereid.insight.observe.top import measure
-
-    before = _readable(reader)
-    time.sleep(interval_s)
-    measured = measure(before, _readable(reader))
+    before = _readable(read(), repository)
+    if not (once or as_json) and terminal.is_terminal and not terminal.is_dumb_terminal:
+        _live(before, read, repository, interval, terminal)
+        return
+    time.sleep(interval)
+    measured = measure(before, _readable(read(), repository))
     if as_json:
-        print(json.dumps(_round(asdict(measured))))
+        rounded = json.loads(
+            json.dumps(asdict(measured)), parse_float=lambda text: round(float(text), DIGITS)
+        )
+        print(json.dumps(rounded))
     else:
         terminal.print(view(measured, terminal.width))
 
 
-def _readable(reader: "TopReader") -> "ServerReading":
-    reading = reader.read()
+def _readable(reading: "ServerReading", repository: Path) -> "ServerReading":
     if reading.server is None:
-        raise no_server(reader.repository)
+        raise no_server(repository)
     if reading.server.trouble:
         raise OperationFailed(reading.server.trouble)
     return reading
 
 
-def _live(reader: "TopReader", interval_s: float, terminal: Console) -> None:
+def _live(
+    before: "ServerReading",
+    read: "Callable[[], ServerReading]",
+    repository: Path,
+    interval_s: float,
+    terminal: Console,
+) -> None:
     from rich.live import Live
 
     from nereid.insight.observe.top import measure
 
-    before = _readable(reader)
     first = Text(f"measuring for {interval_s:g} s …")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for programs behind `&`
     try:
@@ -115,12 +118,12 @@ def _live(reader: "TopReader", interval_s: float, terminal: Console) -> None:
             Live(first, console=terminal, screen=True, auto_refresh=False) as live,
         ):
             while key(interval_s) not in QUIT:
-                after = reader.read()
+                after = read()
                 if after.server:
                     footer = f"every {interval_s:g} s; q quits"
                     live.update(view(measure(before, after), *terminal.size, footer), refresh=True)
                 else:
-                    text = f"no server is running for '{reader.repository}'; waiting for one, q quits"
+                    text = f"no server is running for '{repository}'; waiting for one, q quits"
                     live.update(Text(text), refresh=True)
                 before = after
     except KeyboardInterrupt:
@@ -155,14 +158,6 @@ def _key(number: int, seconds: float) -> str:
 def _sleep(seconds: float) -> str:
     time.sleep(seconds)
     return ""
-
-
-def _round(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, DIGITS)
-    if isinstance(value, dict):
-        return {name: _round(entry) for name, entry in value.items()}
-    return [_round(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from nereid.client.request import (
     DEFAULT_TIMEOUT_S,
     NO_LIMIT,
     CheckedOptions,
+    Headers,
     MemoryKind,
     ProtocolName,
     RequestOptions,
@@ -31,7 +32,7 @@ from nereid.client.request import (
 from nereid.client.result_kind import Result, ResultKind, Timings
 from nereid.client.retry import Attempts, RetryBudget
 from nereid.client.shared_memory import SharedMemory
-from nereid.client.transport import Connection, Headers
+from nereid.client.transport import Connection
 
 # The outcome for each image of a stream.
 ResultOrError: TypeAlias = Result | NereidError

@@ -14,9 +14,9 @@ import numpy as np
 from nereid.client import transport
 from nereid.client.base_client import BaseClient, ResultOrError
 from nereid.client.images import ImageLike
-from nereid.client.request import ProtocolName, RequestOptions
+from nereid.client.request import Headers, ProtocolName, RequestOptions
 from nereid.client.result_kind import Result
-from nereid.client.transport import AsyncConnection, BlockingConnection, Headers
+from nereid.client.transport import AsyncConnection, BlockingConnection
 
 ImageStream: TypeAlias = Iterable[ImageLike] | AsyncIterable[ImageLike]
 

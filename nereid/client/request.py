@@ -14,6 +14,8 @@ from nereid.base.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION
 
 ProtocolName = Literal["grpc", "http"]
 MemoryKind = Literal["system", "cuda"]
+Headers = Mapping[str, str]
+NO_HEADERS: Headers = {}
 DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_CONCURRENCY = 8

@@ -8,19 +8,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from nereid.base.contract import REASON, ROUTE_OUTPUTS, VARIANT, VERSION
+from nereid.base.contract import DTYPES, REASON, ROUTE_OUTPUTS, VARIANT, VERSION
 from nereid.client.client_errors import RequestRefused, Unreachable
 from nereid.client.request import RequestOptions
 
 # Exceptions raised by tritonclient and this package on a malformed response.
 MALFORMED_ERRORS = (AttributeError, LookupError, TypeError, ValueError, struct.error)
 Result = TypeVar("Result")
-# NumPy dtypes of v2 datatypes. Source: docs/protocol of triton-inference-server/server.
-_TYPES = {"BOOL": "?", "BYTES": "O", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"} | {
-    f"{sign}INT{8 * size}": f"<{kind}{size}"
-    for sign, kind in (("", "i"), ("U", "u"))
-    for size in (1, 2, 4, 8)
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,7 @@ class HttpResult:
         if name not in self._outputs:
             return None
         output, data = self._outputs[name]
-        dtype = _TYPES[output["datatype"]]
+        dtype = "O" if output["datatype"] == "BYTES" else DTYPES[output["datatype"]]
         if data is None:
             return np.array(output["data"], dtype).reshape(output["shape"])
         if dtype != "O":

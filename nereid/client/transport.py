@@ -8,7 +8,7 @@ import asyncio
 import http.client
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import tritonclient.grpc
@@ -17,14 +17,12 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.base.contract import GRPC_PORT, HTTP_PORT
 from nereid.client.client_errors import TimedOut, Unreachable, connection_hint, from_triton
-from nereid.client.request import CHANNEL_OPTIONS, ProtocolName
-from nereid.client.rest import AsyncRestClient, RestClient
+from nereid.client.request import CHANNEL_OPTIONS, NO_HEADERS, Headers, ProtocolName
+from nereid.client.rest import BlockingRestClient, RestClient
 
 # Errors raised for a response that is not HTTP or not JSON.
 NOT_TRITON_ERRORS = (http.client.BadStatusLine, ValueError)
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
-Headers = Mapping[str, str]
-NO_HEADERS: Headers = {}
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")
 
@@ -81,9 +79,11 @@ class BlockingConnection(Connection):
         if protocol == "grpc":
             self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL_OPTIONS)
         else:
-            self._client = RestClient(url)
+            self._client = BlockingRestClient(url)
 
     async def _call(self, name: str, remaining_s: float, args: tuple[Any, ...], options: Any) -> Any:
+        if self.protocol == "http":
+            return self._client.call(name, remaining_s, *args, **options)
         return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
 
     async def pause(self, seconds: float) -> None:
@@ -134,7 +134,7 @@ class AsyncConnection(Connection):
                     self.url, channel_args=CHANNEL_OPTIONS
                 )
             else:
-                self._client = AsyncRestClient(self.url)
+                self._client = RestClient(self.url)
         return self._client
 
 

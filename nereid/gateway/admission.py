@@ -381,12 +381,15 @@ class Admission:
     Args:
         max_limit: upper bound of the limit.
         clock: monotonic time in seconds.
+
+    Attributes:
+        concurrency_limit, unit_latencies: what its slots record.
     """
 
     def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
-        self._main_queue = FairQueue(lambda: self._concurrency_limit.limit, clock)
+        self.clock = clock
+        self.concurrency_limit = ConcurrencyLimit(max_limit, clock())
+        self._main_queue = FairQueue(lambda: self.concurrency_limit.limit, clock)
         self._large_queue = FairQueue(lambda: 1, clock)
         self.unit_latencies = UnitLatencies(clock)
         # By key and model, while they have requests.
@@ -395,7 +398,7 @@ class Admission:
     @property
     def limit(self) -> int:
         """The current limit on requests in flight."""
-        return self._concurrency_limit.limit
+        return self.concurrency_limit.limit
 
     @property
     def in_flight(self) -> int:
@@ -423,7 +426,7 @@ class Admission:
             waiting += sum(
                 queue.waiting for (name, _), queue in self._queues_by_key.items() if name == key_id
             )
-        if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
+        if waiting >= MAX_WAITING_PER_SLOT * self.concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
             )
@@ -450,7 +453,7 @@ class Admission:
             Failure: as for `check`, or `deadline_exceeded` if no slot became free in time.
         """
         self.check(remaining_s, key_id)
-        slot, deadline = Slot(self, key_id, model, sum(costs)), self._clock() + remaining_s
+        slot, deadline = Slot(self, key_id, model, sum(costs)), self.clock() + remaining_s
         try:
             is_large = max(costs) >= LARGE_COST
             # Large images wait for each other; while their key's cost is unknown, also for its small ones.
@@ -462,8 +465,8 @@ class Admission:
             if is_large or (key_id and self.unit_latencies.is_costly(key_id, model)):
                 self._check_large(self._large_queue.waiting_of(key_id))
                 slot.is_large = True
-                await slot.wait(self._large_queue, key_id, max(0.0, deadline - self._clock()))
-            await slot.wait(self._main_queue, key_id, max(0.0, deadline - self._clock()))
+                await slot.wait(self._large_queue, key_id, max(0.0, deadline - self.clock()))
+            await slot.wait(self._main_queue, key_id, max(0.0, deadline - self.clock()))
         except BaseException as error:
             slot.release()
             if not isinstance(error, TimeoutError):
@@ -484,7 +487,7 @@ class Admission:
     def _queue_of(self, key_id: str, model: str) -> FairQueue:
         if (key_id, model) not in self._queues_by_key:
             limit = partial(self.unit_latencies.max_in_flight_of, key_id, model)
-            self._queues_by_key[key_id, model] = FairQueue(limit, self._clock)
+            self._queues_by_key[key_id, model] = FairQueue(limit, self.clock)
         return self._queues_by_key[key_id, model]
 
     def forget(self, key_id: str, model: str) -> None:
@@ -499,7 +502,7 @@ class Admission:
 
     def _needed_s(self, round_trips: float, waiting: int) -> float:
         """Return how long a queue and a number of additional round trips take."""
-        return self._concurrency_limit.rtt_s * (round_trips + waiting / self._concurrency_limit.limit)
+        return self.concurrency_limit.rtt_s * (round_trips + waiting / self.concurrency_limit.limit)
 
 
 class Slot:
@@ -525,7 +528,7 @@ class Slot:
 
     def begin(self) -> None:
         """Mark the request as in flight from now on."""
-        self._started_at, self._in_flight = self._admission._clock(), self._admission._main_queue.in_use
+        self._started_at, self._in_flight = self._admission.clock(), self._admission.in_flight
 
     def measure(self, is_answered: bool) -> int:
         """Record the request's time in flight and return the units it cost beyond those it declared."""
@@ -537,16 +540,14 @@ class Slot:
 
     def release_answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
-        admission, now_s = self._admission, self._admission._clock()
+        admission, now_s = self._admission, self._admission.clock()
         if not self.is_large and self._cost == 1:
-            admission._concurrency_limit.sample(
-                now_s - self._started_at, admission._main_queue.in_use - 1, now_s
-            )
+            admission.concurrency_limit.sample(now_s - self._started_at, admission.in_flight - 1, now_s)
         self.release()
 
     def release_rejected(self) -> None:
         """Release the slot after the server reported overload, and lower the limit."""
-        self._admission._concurrency_limit.record_rejection()
+        self._admission.concurrency_limit.record_rejection()
         self.release()
 
     def release(self) -> None:
@@ -568,7 +569,7 @@ class Slot:
         admission, spent_s = self._admission, self._in_flight_s()
         unit_latencies = admission.unit_latencies
         per_unit_s = max(
-            admission._concurrency_limit.rtt_s, unit_latencies.expected_s(self._key_id, self._model)
+            admission.concurrency_limit.rtt_s, unit_latencies.expected_s(self._key_id, self._model)
         )
         remaining_s = per_unit_s * self._cost * (LARGE_MARGIN if self.is_large else 1) - spent_s
         if self.is_large or unit_latencies.max_in_flight_of(self._key_id, self._model) < sys.maxsize:
@@ -576,4 +577,4 @@ class Slot:
         return max(0.0, min(remaining_s, MAX_LATE_HOLD_S))
 
     def _in_flight_s(self) -> float:
-        return max(0.0, self._admission._clock() - self._started_at)
+        return max(0.0, self._admission.clock() - self._started_at)

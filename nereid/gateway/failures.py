@@ -140,6 +140,7 @@ class Failure(Exception):
         retry_after_s: seconds until a retry makes sense; sent in whole seconds, at least 1.
 
     Attributes:
+        kind: what the code means.
         is_retryable: whether the gateway may send the image again.
         is_from_triton: whether it was Triton's response.
         is_inferred_from_status: whether the code follows only from the status of Triton's response.
@@ -150,19 +151,15 @@ class Failure(Exception):
         self.code: Code = code
         self.message = message
         self.retry_after_s = retry_after_s
-        self.is_retryable = ERROR_KINDS[code].is_retryable
+        self.kind = ERROR_KINDS[code]
+        self.is_retryable = self.kind.is_retryable
         self.is_from_triton = self.is_inferred_from_status = False
         self.more_headers: list[tuple[bytes, bytes]] = []
 
     @property
     def status(self) -> int:
         """The HTTP status for the code."""
-        return STATUS_BY_CODE[self.code]
-
-    @property
-    def grpc_status(self) -> GrpcStatus:
-        """The gRPC status for the code."""
-        return ERROR_KINDS[self.code].grpc
+        return self.kind.status
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -179,7 +176,7 @@ class Failure(Exception):
     @property
     def v2_message(self) -> str:
         """The message in the v2 protocol, with the prefix that clients recognize."""
-        return ERROR_KINDS[self.code].prefix + self.message
+        return self.kind.prefix + self.message
 
     @property
     def reason(self) -> Reason:

@@ -5,13 +5,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as PrometheusCounter
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from nereid.gateway.admission import Admission
 
 PREFIX = "nereid_gateway_"
 # Each bound doubles the previous one; 0.125 replaces 0.128 so that later bounds include whole seconds.
@@ -28,27 +30,20 @@ class Metrics:
     """All metrics of one gateway.
 
     Args:
-        in_flight, waiting, limit: return the values of the gauges with these names.
+        load: has the values of the gauges `in_flight`, `waiting` and `limit`.
         is_shared: whether values are summed over all workers; `refresh` then updates the gauges.
     """
 
-    def __init__(
-        self,
-        in_flight: Callable[[], float],
-        waiting: Callable[[], float],
-        limit: Callable[[], float],
-        is_shared: bool = False,
-    ) -> None:
-        self._is_shared = is_shared
-        self._gauges: list[tuple[Gauge, Callable[[], float]]] = []
+    def __init__(self, load: Admission, is_shared: bool = False) -> None:
+        self._load, self._is_shared = load, is_shared
         self.registry = CollectorRegistry(auto_describe=True)
         labels = ("endpoint", "model", "variant", "outcome")
-        self._requests = PrometheusCounter(
-            f"{PREFIX}requests", "Requests by outcome", labels, registry=self.registry
-        )
-        self._images = PrometheusCounter(
-            f"{PREFIX}images", "Images by outcome", labels, registry=self.registry
-        )
+        self._counters = {
+            unit: PrometheusCounter(
+                f"{PREFIX}{unit}", f"{unit.capitalize()} by outcome", labels, registry=self.registry
+            )
+            for unit in ("requests", "images")
+        }
         self._feedback = PrometheusCounter(
             f"{PREFIX}feedback",
             "Feedback about answers: correct or wrong",
@@ -62,17 +57,18 @@ class Metrics:
             buckets=STAGE_BUCKETS_S,
             registry=self.registry,
         )
-        for name, text, value in (
-            ("in_flight", "Images in flight to the server", in_flight),
-            ("waiting", "Images in the queue", waiting),
-            ("limit", "Limit of images in flight", limit),
-        ):
-            gauge = Gauge(f"{PREFIX}{name}", text, registry=self.registry, multiprocess_mode="livesum")
-            self._gauges.append((gauge, value))
+        self._gauges = {
+            name: Gauge(f"{PREFIX}{name}", text, registry=self.registry, multiprocess_mode="livesum")
+            for name, text in (
+                ("in_flight", "Images in flight to the server"),
+                ("waiting", "Images in the queue"),
+                ("limit", "Limit of images in flight"),
+            )
+        }
         self._variants: set[str] = {""}
         # prometheus_client's `labels` costs more than the observation itself.
         self._observe: dict[tuple[str, ...], Callable[[float], None]] = {}
-        self._count: dict[tuple[object, ...], Callable[[], None]] = {}
+        self._count: dict[tuple[str, ...], Callable[[], None]] = {}
 
     def variant_label(self, name: str) -> str:
         """Return the label for a variant that has answered; variants beyond a limit share one label."""
@@ -82,32 +78,19 @@ class Metrics:
             self._variants.add(name)
         return name
 
-    def count_request(
-        self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
-    ) -> None:
-        """Count a finished request and record its stages."""
-        self._record(self._requests, endpoint, model, variant, outcome, stages_s)
-
-    def count_image(
-        self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
-    ) -> str:
-        """Count one image of a request, record its stages, and return the variant's label."""
-        variant = self.variant_label(variant)
-        self._record(self._images, endpoint, model, variant, outcome, stages_s)
-        return variant
-
-    def _record(
+    def count(
         self,
-        counter: PrometheusCounter,
+        unit: Literal["requests", "images"],
         endpoint: str,
         model: str,
         variant: str,
         outcome: str,
         stages_s: Mapping[str, float],
     ) -> None:
-        labels = counter, endpoint, model, variant, outcome
+        """Count a finished request, or one image of it, and record its stages."""
+        labels = unit, endpoint, model, variant, outcome
         if (count := self._count.get(labels)) is None:
-            count = self._count[labels] = counter.labels(endpoint, model, variant, outcome).inc
+            count = self._count[labels] = self._counters[unit].labels(*labels[1:]).inc
         count()
         for stage, seconds in stages_s.items():
             stage_labels = endpoint, model, variant, stage, outcome
@@ -122,8 +105,8 @@ class Metrics:
 
     def refresh(self) -> None:
         """Update the gauges."""
-        for gauge, value in self._gauges:
-            gauge.set(value())
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(self._load, name))
 
     def page(self) -> bytes:
         """Return the page in Prometheus text format, for all workers together."""

@@ -299,9 +299,9 @@ async def run_inference(
         if isinstance(inference, ImageInference):
             model, endpoint = inference.offered_model, request.endpoint
             request.images += 1
-            variant = gateway.metrics.count_image(endpoint, model.name, variant, outcome, stages_s)
+            inference.variant = variant = gateway.metrics.variant_label(variant)
+            gateway.metrics.count("images", endpoint, model.name, variant, outcome, stages_s)
             model.recent_load.record(outcome, variant, sum(stages_s.values()))
-            inference.variant = variant
         else:
             request.stages_s |= stages_s
     return result

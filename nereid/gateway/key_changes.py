@@ -9,7 +9,7 @@ from pathlib import Path
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.gateway import keys
-from nereid.gateway.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
+from nereid.gateway.keys import SCOPES, Key, KeyFile, KeyRing
 
 
 def default_path(environment: Mapping[str, str]) -> Path:
@@ -23,24 +23,18 @@ def open_ring(path: Path | None, environment: Mapping[str, str]) -> KeyRing:
     """Return the keys in a file; the default file may be created later.
 
     Raises:
-        OperationFailed: the file is invalid or cannot be read.
+        InvalidKeys: the file is invalid or cannot be read.
     """
-    try:
-        return KeyRing(path or default_path(environment), may_come_later=path is None)
-    except InvalidKeys as error:
-        raise OperationFailed(str(error)) from None
+    return KeyRing(path or default_path(environment), may_come_later=path is None)
 
 
 def known_keys(path: Path) -> tuple[Key, ...]:
     """Return the keys in a file; a missing file has none.
 
     Raises:
-        OperationFailed: the file is invalid or cannot be read.
+        InvalidKeys: the file is invalid or cannot be read.
     """
-    try:
-        return keys.read(path).keys if path.exists() else ()
-    except InvalidKeys as error:
-        raise OperationFailed(str(error)) from None
+    return keys.read(path).keys if path.exists() else ()
 
 
 def add(path: Path, name: str, scopes: Sequence[str], rate_per_s: float | None) -> str:

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from nereid.base import files
 from nereid.base.contract import KEY_HEADER
-from nereid.base.errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.shared_tables import SharedTable
@@ -30,7 +30,7 @@ SECRET_BYTES = 32
 MAX_BYTES = 1_000_000
 
 
-class InvalidKeys(Exception):
+class InvalidKeys(OperationFailed):
     """The key file is invalid; the message gives the reason."""
 
 

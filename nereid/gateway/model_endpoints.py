@@ -13,7 +13,7 @@ from nereid.base.units import format_bytes, parse_share
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, body_format_of, check_size
-from nereid.gateway.models import PreviewRefused, PublishCommand
+from nereid.gateway.models import PublishCommand
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import WORD_SCHEMA, Parameter, run_in_limited_thread
 from nereid.vision.imaging.formats.image_header import estimate_header_cost, read_header
@@ -32,10 +32,7 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     def prepare() -> bytes | None:
         return gateway.models.source.preview(request.model.name, bytes(image))
 
-    try:
-        png = await run_in_limited_thread(gateway, request, cost, prepare)
-    except PreviewRefused as error:
-        raise Failure("invalid_image", str(error)) from None
+    png = await run_in_limited_thread(gateway, request, cost, prepare)
     if png is None:
         raise Failure("not_found", f"no preview for '{request.model.name}': its preprocessing is unknown")
     return GatewayResponse(png, b"image/png", headers=[(b"cache-control", b"no-store")])
@@ -64,16 +61,16 @@ NO_PUBLISHER_MESSAGE = (
 
 async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Publish the body, an ONNX file, as the next version of a model; respond once it is served."""
-    publisher, parameters = gateway.models.source.publisher, request.query(PUBLISH_PARAMETERS)
-    if publisher is None:
+    source, parameters = gateway.models.source, request.query(PUBLISH_PARAMETERS)
+    if source.repository is None:
         raise Failure("not_found", NO_PUBLISHER_MESSAGE)
     body_format_of(request, (RAW,))
     if (accepts := parameters.get("accept_change", "true")) != "true":
         raise invalid_request(f"accept_change: expected true or no parameter, got {accepts[:64]!r}")
     share, limits = _number(parameters, "share"), [name for name in LIMITS if name in parameters]
-    async with _upload_folder(publisher.repository) as folder:
+    async with _upload_folder(source.repository) as folder:
         command = PublishCommand(
-            publisher.repository,
+            source.repository,
             request.model.name,
             folder / f"{request.model.name}.onnx",
             share,
@@ -82,7 +79,7 @@ async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         )
         await _receive(request, command.source)
         try:
-            return json_response(await publisher.publish(command))
+            return json_response(await source.publish(command))
         except OperationFailed as error:
             reason = str(error).replace(f"{folder}/", "")
             is_invalid = isinstance(error, WrongUsage)

@@ -4,9 +4,9 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from nereid.base.http_connection import HttpConnectionPool
 from nereid.base.task import Task
 from nereid.base.task_registry import DEFAULT_TASK, task_of
 from nereid.client.retry import RetryBudget
+from nereid.gateway.cached_call import CachedCall
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import RecentLoad
 from nereid.gateway.inference import ImageInference, send_inference, send_to_triton
@@ -30,10 +31,6 @@ from nereid.gateway.v2.inference_body import Output
 MAX_NAMES = 20
 # Longest delay that an unresponsive server may cause, and the minimum time before it is tried again.
 METADATA_TIMEOUT_S, METADATA_PAUSE_S = 1.0, 2.0
-
-
-class PreviewRefused(Exception):
-    """An image cannot be shown the way the network sees it; the message says why."""
 
 
 class PublishCommand(Struct, frozen=True):
@@ -63,28 +60,12 @@ class PublishAnswer(Struct):
     detail: str
 
 
-class Publisher(Protocol):
-    """Publishes networks to the repository of a gateway's server."""
-
-    @property
-    def repository(self) -> Path:
-        """The model repository folder."""
-
-    async def publish(self, command: PublishCommand) -> PublishAnswer:
-        """Publish a network as a model's next version, and return once it is served.
-
-        Raises:
-            WrongUsage: the command itself is invalid.
-            OperationFailed: the network or the server was refused.
-        """
-
-
 class ModelSource(Protocol):
     """The names of the models behind a gateway, which may change; its methods block."""
 
     @property
-    def publisher(self) -> Publisher | None:
-        """Publishes new versions of the models; None for a server elsewhere."""
+    def repository(self) -> Path | None:
+        """The folder that `publish` changes; None for a server elsewhere."""
         return None
 
     def names(self) -> Sequence[str]:
@@ -101,13 +82,22 @@ class ModelSource(Protocol):
         """Return an image as a model's network sees it (PNG), or None if the preprocessing is unknown.
 
         Raises:
-            PreviewRefused: the file is damaged or not an image.
+            Failure: the file is damaged or not an image.
         """
         return None
 
     def config(self, name: str) -> ModelConfig | None:
         """Return the config of a model or of a route's default variant, or None if unknown."""
         return None
+
+    async def publish(self, command: PublishCommand) -> PublishAnswer:
+        """Publish a network as a model's next version, and return once it is served.
+
+        Raises:
+            WrongUsage: the command itself is invalid.
+            OperationFailed: the network or the server was refused.
+        """
+        raise AssertionError  # not called without a repository
 
 
 def path_of(model: str) -> str:
@@ -145,46 +135,47 @@ class FixedModels(ModelSource):
             return ()
 
 
-@dataclass(slots=True)
 class OfferedModel:
     """One model that the gateway offers.
 
     Attributes:
-        task: its task; None while unknown.
         path: Triton's path for the model.
+        task: its task; None while unknown.
         budget: retry budget for its images.
         outputs: the outputs to request, by the task's action and the number of classes.
     """
 
-    name: str
-    recent_load: RecentLoad
-    readiness: ReadinessProbe
-    route: RouteView | None
-    task: Task | None = None
-    path: str = ""
-    budget: RetryBudget = field(default_factory=RetryBudget)
-    outputs: dict[tuple[str, int], list[Output]] = field(default_factory=dict)
-    _finding: "asyncio.Task[None] | None" = None
-    _found_at: float = 0.0
+    def __init__(self, name: str, source: ModelSource, triton: HttpConnectionPool) -> None:
+        self.name, self.path = name, path_of(name)
+        self._source, self._triton = source, triton
+        self.recent_load, self.readiness = RecentLoad(), ReadinessProbe(self._probe)
+        route = source.route(name)
+        self.route = RouteView(route) if route else None
+        self.task: Task | None = None
+        self.budget = RetryBudget()
+        self.outputs: dict[tuple[str, int], list[Output]] = {}
+        self._finding = CachedCall(self._find_task)
 
-    async def find_task(self, outputs: Callable[[str], Collection[str]]) -> None:
-        """Determine the task from the outputs that a blocking function returns; callers share one call."""
-        finding = self._finding
-        if finding is None or (finding.done() and time.monotonic() - self._found_at >= METADATA_PAUSE_S):
-            finding = self._finding = asyncio.create_task(self._find_task(outputs))
-        if not finding.done():
-            await asyncio.shield(finding)
+    async def find_task(self) -> Task | None:
+        """Return the model's task, or None while it is unknown or if no task has its outputs."""
+        if self.task is None:
+            await asyncio.shield(self._finding.task(METADATA_PAUSE_S))
+        return self.task
 
     def forget(self) -> None:
         """Forget the task and the outputs, because the model rejects them: it was replaced or removed."""
         self.task = None
         self.outputs.clear()
 
-    async def _find_task(self, outputs: Callable[[str], Collection[str]]) -> None:
-        try:
-            self.task = task_of(await asyncio.to_thread(outputs, self.name))
-        finally:
-            self._found_at = time.monotonic()
+    async def _find_task(self) -> None:
+        self.task = task_of(await asyncio.to_thread(self._source.outputs, self.name))
+
+    async def _probe(self, image: bytes, timeout_s: float) -> None:
+        task, deadline = await self.find_task() or DEFAULT_TASK, time.monotonic() + timeout_s
+        headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
+        inference = ImageInference(self, task.entry_point("result"), image, None, 1, headers, name)
+        async with asyncio.timeout(timeout_s):
+            await send_inference(self._triton, inference, lambda: deadline - time.monotonic())
 
 
 class Models:
@@ -201,7 +192,7 @@ class Models:
         self.known: dict[str, OfferedModel] = {}
         # By task name: the first model that can perform it, and that model's own task when it was found.
         self._first: dict[str, tuple[OfferedModel, Task | None]] = {}
-        self.default = self._add(default)
+        self.default = self._known(default)
 
     async def find(self, name: str | None, task: Task | None = None) -> OfferedModel:
         """Return the model with the given name or, without a name, the first one that has the task.
@@ -215,7 +206,7 @@ class Models:
             first, model_task = self._first.get(task.name, (None, None))
             return first if first and first.task is model_task else await self._with_task(task)
         model = self.known.get(name) or await self._named(name)
-        model_task = await self.task_of(model) if task else None
+        model_task = await model.find_task() if task else None
         if task and model_task and not _does(model_task, task):
             fix = f"POST /v1/models/{name}/{model_task.path.rpartition('/')[2]}"
             raise invalid_request(
@@ -223,32 +214,25 @@ class Models:
             )
         return model
 
-    async def task_of(self, model: OfferedModel) -> Task | None:
-        """Return a model's task, or None while it is unknown or if no task has its outputs."""
-        if model.task is None:
-            await model.find_task(self.source.outputs)
-        return model.task
-
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""
         names = await asyncio.to_thread(self.source.names)
         return [self.default.name, *(name for name in names if name != self.default.name)]
 
-    async def all(self) -> AsyncIterator[OfferedModel]:
-        """Yield all models, the default one first."""
-        for name in await self.names():
-            yield self.known.get(name) or self._add(name)
+    async def all(self) -> list[OfferedModel]:
+        """Return all models, the default one first."""
+        return [self._known(name) for name in await self.names()]
 
     async def _named(self, name: str) -> OfferedModel:
         names = await self.names()
         if name not in names:
             listed = ", ".join(names[:MAX_NAMES]) + (", …" if names[MAX_NAMES:] else "")
             raise Failure("not_found", f"unknown model {name[:128]!r}; expected one of: {listed}")
-        return self.known.get(name) or self._add(name)
+        return self._known(name)
 
     async def _with_task(self, task: Task) -> OfferedModel:
         """Return the first model with exactly this task, or else one that can perform it."""
-        models = [(model, await self.task_of(model)) async for model in self.all()]
+        models = [(model, await model.find_task()) for model in await self.all()]
         exact = [model for model, model_task in models if model_task is task]
         able = [model for model, model_task in models if model_task and _does(model_task, task)]
         if candidates := [*exact, *able]:
@@ -261,20 +245,10 @@ class Models:
         )
         raise Failure("not_found", f"no model {task.verb_phrase} here; available: {offered}")
 
-    def _add(self, name: str) -> OfferedModel:
-        async def probe(image: bytes, timeout_s: float) -> None:
-            task, deadline = await self.task_of(model) or DEFAULT_TASK, time.monotonic() + timeout_s
-            headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
-            inference = ImageInference(model, task.entry_point("result"), image, None, 1, headers, name)
-            async with asyncio.timeout(timeout_s):
-                await send_inference(self.triton, inference, lambda: deadline - time.monotonic())
-
-        route = self.source.route(name)
-        view = RouteView(route) if route else None
-        model = self.known[name] = OfferedModel(
-            name, RecentLoad(), ReadinessProbe(probe), view, path=path_of(name)
-        )
-        return model
+    def _known(self, name: str) -> OfferedModel:
+        if name not in self.known:
+            self.known[name] = OfferedModel(name, self.source, self.triton)
+        return self.known[name]
 
 
 def _does(model_task: Task, task: Task) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from nereid.base.assets import COFFEE
+from nereid.gateway.cached_call import CachedCall
 from nereid.gateway.failures import Failure
 
 MAX_CACHE_AGE_S, PROBE_TIMEOUT_S = 2.0, 5.0
@@ -40,26 +41,18 @@ class ReadinessProbe:
     def __init__(
         self, infer: Callable[..., Awaitable[Any]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._infer, self._clock = infer, clock
+        self._infer, self._probing = infer, CachedCall(self._probe, clock)
         self._image = COFFEE.read_bytes()
-        self._probing: asyncio.Task[Ready] | None = None
-        self._probed_at = 0.0
         self._result: Ready | None = None
 
     async def state(self) -> Ready:
         """Return the last result or probe again; concurrent callers share one probe."""
-        return await asyncio.shield(self._recent(MAX_CACHE_AGE_S))
+        return await asyncio.shield(self._probing.task(MAX_CACHE_AGE_S))
 
     def latest(self) -> Ready | None:
         """Return the last result without waiting, or None; if it is old, start a new probe."""
-        self._recent(MAX_WATCHED_AGE_S)
+        self._probing.task(MAX_WATCHED_AGE_S)
         return self._result
-
-    def _recent(self, max_age_s: float) -> "asyncio.Task[Ready]":
-        probing = self._probing
-        if probing is None or (probing.done() and self._clock() - self._probed_at >= max_age_s):
-            probing = self._probing = asyncio.create_task(self._probe())
-        return probing
 
     async def _probe(self) -> Ready:
         result = Ready(True)
@@ -71,7 +64,5 @@ class ReadinessProbe:
             # Overload does not count: moving the load to the next server would overload that one.
             if failure.code != "overloaded":
                 result = Ready(False, failure.message)
-        finally:
-            self._probed_at = self._clock()
         self._result = result
         return result

@@ -2,10 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
+
+from nereid.gateway.cached_call import CachedCall
 
 
 class VariantState(Struct, frozen=True):
@@ -52,6 +55,21 @@ class RouteState(Struct, frozen=True):
     rollout: RolloutState | None = None
 
 
+class Weights(Struct, forbid_unknown_fields=True):
+    """New weights by variant; a generation makes the change conditional."""
+
+    weights: dict[str, float]
+    generation: int | None = None
+
+
+class RolloutChange(Struct, forbid_unknown_fields=True):
+    """An order for a rollout; `candidate` and `steps` apply only to `start`."""
+
+    order: RolloutCommand
+    candidate: str = ""
+    steps: list[str | float] = []
+
+
 class RouteControl(Protocol):
     """A route that can be shown and changed; its methods block and raise `nereid.gateway.failures.Failure`.
 
@@ -62,25 +80,11 @@ class RouteControl(Protocol):
     def show(self) -> RouteState:
         """Return the current route."""
 
-    def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
-        """Change the weights of variants.
+    def set_weights(self, wanted: Weights, author: str) -> RouteState:
+        """Change the weights of some variants, and record the author; the others keep theirs."""
 
-        Args:
-            weights: new weight by variant; other variants keep theirs.
-            generation: generation that the route must still have; None for any.
-            author: recorded as the author of the change.
-        """
-
-    def issue_rollout_command(
-        self, command: RolloutCommand, candidate: str, steps: Sequence[str | float], author: str
-    ) -> RouteState:
-        """Start a rollout, or give a command to the active one.
-
-        Args:
-            command: what to do.
-            candidate, steps: for a rollout to start; empty steps mean the default ones.
-            author: recorded as the author of the command.
-        """
+    def issue_rollout_command(self, wanted: RolloutChange, author: str) -> RouteState:
+        """Start a rollout, or give a command to the active one, and record the author."""
 
 
 class RouteView:
@@ -89,25 +93,15 @@ class RouteView:
     MAX_CACHE_AGE_S = 1.0
 
     def __init__(self, control: RouteControl, clock: Callable[[], float] = time.monotonic) -> None:
-        self.control, self._clock = control, clock
-        self._reading: asyncio.Task[RouteState] | None = None
-        self._read_at = 0.0
+        self.control = control
+        self._reading = CachedCall(partial(asyncio.to_thread, control.show), clock)
 
     async def show(self) -> RouteState:
         """Return the route; concurrent callers share one read."""
-        reading = self._reading
-        if reading is None or (reading.done() and self._clock() - self._read_at >= self.MAX_CACHE_AGE_S):
-            reading = self._reading = asyncio.create_task(self._read())
-        return await asyncio.shield(reading)
+        return await asyncio.shield(self._reading.task(self.MAX_CACHE_AGE_S))
 
-    async def change(self, change: Callable[[], RouteState]) -> RouteState:
-        """Call a method of `control` that changes the route, with its arguments, and return the new route."""
-        state = await asyncio.to_thread(change)
-        self._reading = None
+    async def change(self, method: Callable[..., RouteState], *arguments: Any) -> RouteState:
+        """Call a method of `control` that changes the route, and return the new route."""
+        state = await asyncio.to_thread(method, *arguments)
+        self._reading.forget()
         return state
-
-    async def _read(self) -> RouteState:
-        try:
-            return await asyncio.to_thread(self.control.show)
-        finally:
-            self._read_at = self._clock()

@@ -1,4 +1,4 @@
-"""Settings and address of a gateway."""
+"""Settings of a gateway, and the options of its program."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -12,23 +12,6 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # Load balancers keep idle connections for about 60 s. If the gateway closed one first, a request could arrive
 # just then, and its caller would get a 502.
 KEEP_ALIVE_S = 90
-
-
-@dataclass(frozen=True, slots=True)
-class ListenOptions:
-    """The gateway's address; port 0 selects a free port. A certificate and its key enable TLS.
-
-    `grpc_port` is the port for the v2 protocol over gRPC, or None. `keep_alive_s` is the idle connection
-    timeout in seconds. `workers` is the number of processes that listen on the same ports.
-    """
-
-    host: str
-    port: int
-    grpc_port: int | None = None
-    certificate: Path | None = None
-    certificate_key: Path | None = None
-    keep_alive_s: int = KEEP_ALIVE_S
-    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +56,7 @@ class GatewaySettings:
     sampling: Sampling = DEFAULT_SAMPLING
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in GatewaySettings.__slots__:
             value = getattr(self, name)
             if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise ValueError(f"{name} must be more than 0, got {value}")
@@ -107,3 +90,31 @@ class GatewaySettings:
         """Valid names in `Host`, without port; empty allows any name."""
         default_hosts = () if self.requires_keys else (*LOOPBACK_NAMES, self.host)
         return frozenset(name.lower() for name in (*default_hosts, *self.allowed_hosts))
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions(GatewaySettings):
+    """The settings of a gateway that is a program of its own; `url` and `model` may be replaced.
+
+    Attributes:
+        repository: the models of its server; None for a server elsewhere, at `url`.
+        models: names of the models that it offers first.
+        keys: file with the keys of its callers; None for the default file.
+        port: HTTP port; 0 for a free one.
+        grpc_port: port of the v2 protocol over gRPC; 0 for a free one, None for no such port.
+        certificate, certificate_key: PEM files, which enable TLS; the key may be in the certificate's.
+        keep_alive_s: idle connection timeout.
+        workers: number of processes that listen on the same ports.
+        logs_requests: whether each request is logged on stderr, not only failures.
+    """
+
+    repository: Path | None = None
+    models: tuple[str, ...] = ()
+    keys: Path | None = None
+    port: int = 0
+    grpc_port: int | None = None
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+    keep_alive_s: int = KEEP_ALIVE_S
+    workers: int = 1
+    logs_requests: bool = False

@@ -1,7 +1,6 @@
 """State shared by all requests of one gateway."""
 
 import time
-from dataclasses import dataclass
 
 from nereid.base.tracing.records import Tracer
 from nereid.gateway.admission import Admission, FairQueue
@@ -14,23 +13,28 @@ from nereid.gateway.shared_tables import RecentPredictions
 from nereid.gateway.workers import Report, SharedState
 
 
-@dataclass(frozen=True, slots=True)
 class Gateway:
-    """One gateway: settings, models, limits and metrics."""
+    """One gateway: settings, models, limits and metrics.
 
-    settings: GatewaySettings
-    keys: KeyRing
-    models: Models
-    admission: Admission
-    quotas: Quotas
-    uploads: Uploads
-    metrics: Metrics
-    previews: Admission
-    decompressions: FairQueue
-    requires_keys: bool
-    recent_predictions: RecentPredictions
-    tracer: Tracer | None = None
-    shared: SharedState | None = None
+    Args:
+        shared: the state of its workers if it has several.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, keys: KeyRing, models: Models, shared: SharedState | None = None
+    ) -> None:
+        if shared:
+            settings = shared.settings(settings)
+            shared.share_metrics()
+        self.settings, self.keys, self.models, self.shared = settings, keys, models, shared
+        self.requires_keys = settings.requires_keys
+        self.admission, self.previews = Admission(settings.max_in_flight), Admission(1)
+        self.decompressions = FairQueue(lambda: 1)
+        self.quotas = Quotas(settings.rate_per_s, settings.burst, shared.buckets if shared else None)
+        self.uploads = Uploads(settings)
+        self.metrics = Metrics(self.admission, is_shared=shared is not None)
+        self.recent_predictions = shared.recent_predictions if shared else RecentPredictions()
+        self.tracer = Tracer(settings.traces, settings.sampling) if settings.traces else None
 
     def report(self) -> None:
         """Update what this gateway's other workers see."""
@@ -49,29 +53,3 @@ class Gateway:
         ready = model.readiness.latest()
         is_ready, reason = (None, "") if ready is None else (ready.ready, ready.reason)
         return model.recent_load.state(in_flight, limit, is_ready, reason, other_windows)
-
-
-def build(
-    settings: GatewaySettings, keys: KeyRing, models: Models, shared: SharedState | None = None
-) -> Gateway:
-    """Return a gateway in front of models; `shared` is the state of its workers if it has several."""
-    if shared:
-        settings = shared.settings(settings)
-        shared.share_metrics()
-    admission = Admission(settings.max_in_flight)
-    in_work = (lambda: admission.in_flight), (lambda: admission.waiting), (lambda: admission.limit)
-    return Gateway(
-        settings=settings,
-        keys=keys,
-        models=models,
-        admission=admission,
-        quotas=Quotas(settings.rate_per_s, settings.burst, shared.buckets if shared else None),
-        uploads=Uploads(settings),
-        metrics=Metrics(*in_work, is_shared=shared is not None),
-        previews=Admission(1),
-        decompressions=FairQueue(lambda: 1),
-        requires_keys=settings.requires_keys,
-        recent_predictions=shared.recent_predictions if shared else RecentPredictions(),
-        tracer=Tracer(settings.traces, settings.sampling) if settings.traces else None,
-        shared=shared,
-    )

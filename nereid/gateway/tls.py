@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.gateway.http.bounded_protocol import HEAD_TIMEOUT_S, peer_of
-from nereid.gateway.settings import ListenOptions
+from nereid.gateway.settings import GatewayOptions
 
 BACKLOG = 1024
 # Maximum unfinished handshakes per address and in total. Beyond that, the one with the most loses its oldest.
@@ -99,25 +99,25 @@ def http2_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     return context
 
 
-def check_certificate(listen: ListenOptions) -> None:
-    """Check that an address's certificate and key, if any, are usable.
+def check_certificate(options: GatewayOptions) -> None:
+    """Check that a gateway's certificate and key, if any, are usable.
 
     Raises:
         WrongUsage: a key was given without a certificate.
         OperationFailed: they cannot be read or do not match.
     """
-    if listen.certificate is None:
-        if listen.certificate_key:
+    if options.certificate is None:
+        if options.certificate_key:
             raise WrongUsage("--certificate-key needs --certificate")
         return
-    for path in filter(None, (listen.certificate, listen.certificate_key)):
+    for path in filter(None, (options.certificate, options.certificate_key)):
         if not (path.is_file() and os.access(path, os.R_OK)):
             raise OperationFailed(f"cannot read '{path}'")
     try:
         # Without a password here, OpenSSL would prompt for one on the terminal.
-        http2_context(listen.certificate, listen.certificate_key)
+        http2_context(options.certificate, options.certificate_key)
     except ssl.SSLError as error:
-        where = f"'{listen.certificate}' and '{listen.certificate_key or listen.certificate}'"
+        where = f"'{options.certificate}' and '{options.certificate_key or options.certificate}'"
         raise OperationFailed(
             f"{where}: expected a certificate and its key (PEM, no password), got: {error.reason}"
         ) from None

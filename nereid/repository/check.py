@@ -1,8 +1,8 @@
 """Checks of a repository in all profiles, without a server: they find most reasons for a failed load."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,6 +94,18 @@ class Profile:
         for name, version in sorted(expected - named):
             got = ", ".join(f"version {number} of '{other}'" for other, number in sorted(named - expected))
             yield f"expected version {version} of '{name}', a step of config.pbtxt, got {got}"
+
+
+CheckStatus = Literal["ok", "note", "fail"]
+Check = Callable[[Profile, str], Iterator[tuple[CheckStatus, str]]]
+
+
+def verdicts(
+    problems: Callable[[Profile, str], Iterator[str]], otherwise: str, profile: Profile, model: str
+) -> Iterator[tuple[CheckStatus, str]]:
+    """Yield a failure for each problem of a model, or else `otherwise` as the finding."""
+    failures: list[tuple[CheckStatus, str]] = [("fail", problem) for problem in problems(profile, model)]
+    yield from failures or [("ok", otherwise)]
 
 
 ITS_INPUT = "its input"
@@ -228,7 +240,6 @@ def _differences(who: str, actual: tuple[TensorSpec, ...], expected: tuple[Tenso
 
 
 PLAIN_CONFIG = "config.pbtxt"
-CheckStatus = Literal["ok", "note", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +251,6 @@ class ModelFinding:
     what: str
     found: str
     fix: str = ""
-
-
-Check = Callable[[Profile, str], Iterator[tuple[CheckStatus, str]]]
 
 
 def check(repository: Path) -> list[ModelFinding]:
@@ -376,21 +384,6 @@ def _networks(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]
             )
 
 
-def verdicts(problems: Iterable[str], otherwise: str) -> Iterator[tuple[CheckStatus, str]]:
-    """Yield a failure for each problem, or else `otherwise` as the finding."""
-    failures: list[tuple[CheckStatus, str]] = [("fail", problem) for problem in problems]
-    yield from failures or [("ok", otherwise)]
-
-
-def _ensemble(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
-    otherwise = "its steps are pinned and served, and their tensors fit"
-    return verdicts(_ensemble_problems(profile, model), otherwise)
-
-
-def _fused(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
-    return verdicts(_fused_problems(profile, model), "its parts exist, and their tensors fit")
-
-
 def _preprocess(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
     settings = PreprocessSettings.from_config(profile.config(model, 1))
     yield "ok", f"returns images of {settings.transform.height_px}x{settings.transform.width_px} px"
@@ -435,8 +428,10 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[CheckStatus, str]]:
 # Checks by backend. Backends of tasks have their own; other backends are not checked.
 CHECKS: Mapping[str, Check] = {
     "onnxruntime": _networks,
-    "ensemble": _ensemble,
-    "fused": _fused,
+    "ensemble": partial(
+        verdicts, _ensemble_problems, "its steps are pinned and served, and their tensors fit"
+    ),
+    "fused": partial(verdicts, _fused_problems, "its parts exist, and their tensors fit"),
     "preprocess": _preprocess,
     "ab_router": _route,
 }

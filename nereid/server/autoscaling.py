@@ -170,21 +170,15 @@ def _full_memory(sample: LoadSample, count: int) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
-    """The load of a model; each value is for the version with the most.
+def read_loads(
+    page: MetricSamples, increase: MetricSamples, seconds: float
+) -> dict[str, tuple[float, float]]:
+    """Return `waiting` and `busy` of `LoadSample` for each loaded model.
 
     Args:
-        waiting: requests now waiting for an instance.
-        busy: mean number of busy instances.
+        page: Triton's metrics page.
+        increase: its increase over `seconds`.
     """
-
-    waiting: float
-    busy: float
-
-
-def read_loads(page: MetricSamples, increase: MetricSamples, seconds: float) -> dict[str, ModelLoad]:
-    """Return the load of each loaded model, from Triton's metrics page and its increase over `seconds`."""
 
     def increase_of(name: str) -> dict[tuple[str, ...], float]:
         return increase.sums(f"nv_inference_{name}", "model", "version")
@@ -192,14 +186,15 @@ def read_loads(page: MetricSamples, increase: MetricSamples, seconds: float) -> 
     requests, executions = increase_of("request_success"), increase_of("exec_count")
     parts = [increase_of(f"compute_{part}_duration_us") for part in ("input", "infer", "output")]
     waiting = page.sums("nv_inference_pending_request_count", "model", "version")
-    loads: dict[str, ModelLoad] = {}
+    loads: dict[str, tuple[float, float]] = {}
     for version, answered in requests.items():
         # Each request counts the whole computing time of its batch.
         batches = min(1.0, executions.get(version, 0.0) / answered) if answered else 0.0
         compute_s = sum(part.get(version, 0.0) for part in parts) / US_PER_S
-        others = loads.get(version[0], ModelLoad(0.0, 0.0))
-        loads[version[0]] = ModelLoad(
-            max(others.waiting, waiting.get(version, 0.0)), max(others.busy, compute_s * batches / seconds)
+        most_waiting, most_busy = loads.get(version[0], (0.0, 0.0))
+        loads[version[0]] = (
+            max(most_waiting, waiting.get(version, 0.0)),
+            max(most_busy, compute_s * batches / seconds),
         )
     return loads
 
@@ -288,11 +283,7 @@ class InstanceController:
 
     def discover(self, models: Collection[str]) -> bool:
         """Read the bounds of the models whose config has changed; returns whether any model has bounds."""
-        before, self._read = self._read, {}
-        for name in models:
-            changed_ns, previous = self._config_time(name), before.get(name, (-1, None))
-            is_known = previous[0] == changed_ns
-            self._read[name] = previous if is_known else (changed_ns, self._read_bounds(name, previous[1]))
+        self._read = {name: self._read_config(name) for name in models}
         self._bounds = {name: bounds for name, (_, bounds) in self._read.items() if bounds}
         return bool(self._bounds)
 
@@ -328,7 +319,7 @@ class InstanceController:
         return max(0.0, SAMPLE_INTERVAL_S - (time.monotonic() - started_at))
 
     def _sample(
-        self, name: str, model: _ScaledModel, load: ModelLoad | None, gpu: GpuSample | None
+        self, name: str, model: _ScaledModel, load: tuple[float, float] | None, gpu: GpuSample | None
     ) -> LoadSample | None:
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
@@ -343,8 +334,7 @@ class InstanceController:
         return LoadSample(
             now_s,
             model.served_instances.count,
-            load.waiting,
-            load.busy,
+            *load,
             cpu_wait,
             available_bytes(),
             model.instance_bytes,
@@ -381,21 +371,20 @@ class InstanceController:
             self._log(f"instances of '{name}' stay {number}, although requests wait: {reason}")
         model.blocked = reason or model.blocked
 
-    def _folder(self, name: str) -> Path:
-        return Path(self._server_info.repository) / name
+    def _read_config(self, name: str) -> tuple[int, InstanceBounds | None]:
+        """Return when a model's config changed, in nanoseconds (0 if it has none), and its bounds.
 
-    def _config_time(self, name: str) -> int:
-        """Return when a model's config changed, in nanoseconds; 0 if it has none."""
-        try:
-            return config_path(self._folder(name), self._server_info.profile).stat().st_mtime_ns
-        except OSError:
-            return 0
-
-    def _read_bounds(self, name: str, last_bounds: InstanceBounds | None) -> InstanceBounds | None:
-        """Return the bounds in a config, or the last known ones while it cannot be read."""
-        try:
-            return read_bounds(read_config(self._folder(name), self._server_info.profile))
-        except (InvalidConfig, OSError) as error:
-            if last_bounds or BOUNDS in str(error):
-                self._log(f"instances of '{name}' keep their bounds ({last_bounds or 'none'}): {error}")
-            return last_bounds
+        While the config cannot be read, they are the last known ones.
+        """
+        folder, profile = Path(self._server_info.repository) / name, self._server_info.profile
+        read_ns, bounds = self._read.get(name, (-1, None))
+        changed_ns = 0
+        with contextlib.suppress(OSError):
+            changed_ns = config_path(folder, profile).stat().st_mtime_ns
+        if changed_ns != read_ns:
+            try:
+                bounds = read_bounds(read_config(folder, profile))
+            except (InvalidConfig, OSError) as error:
+                if bounds or BOUNDS in str(error):
+                    self._log(f"instances of '{name}' keep their bounds ({bounds or 'none'}): {error}")
+        return changed_ns, bounds

@@ -12,9 +12,9 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.config.server_flags import INSTANCES_BACKEND, SIGNALS_BACKEND
 from nereid.base.contract import FORWARDED_HEADERS, GRPC_PORT, HTTP_PORT, METRICS_PORT, TOKEN_HEADER
 from nereid.base.errors import ServerError
-from nereid.base.tracing.records import Sampling
+from nereid.base.tracing.records import TRACING_BACKEND, Sampling
 from nereid.repository.repository_index import ROUTE, is_model, model_folders
-from nereid.server import preflight, request_traces
+from nereid.server import preflight
 from nereid.server.installation import Installation, cuda_folders
 from nereid.server.ports import Ports
 from nereid.server.run_dir import LOOPBACK, socket_url
@@ -52,14 +52,26 @@ ADDRESSES = (*LISTENING, "metrics-address", "http-port", "grpc-port", "metrics-p
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOptions:
-    """Settings of one server: its repository, profile, addresses and access.
+class ServerOptions:
+    """Settings of one server: its repository, profile, addresses and access; and of its supervision.
 
-    `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
-    With `is_guarded`, Triton listens only on sockets in a private folder, and a gateway listens on the ports.
-    With `requires_keys`, callers need a key even on loopback. With `allows_incomplete_configs`, programs
-    other than our commands may load models, so Triton must complete their configs. Without `sampling`, no
-    request is traced. `measures_signals` covers images and responses; see docs/drift.md.
+    Attributes:
+        token: token of the administrative APIs; "" leaves them open.
+        allow_shm: open the shared memory API to every caller.
+        is_guarded: Triton listens only on sockets in a private folder, and a gateway listens on the ports.
+        requires_keys: callers need a key even on loopback.
+        allows_incomplete_configs: programs other than our commands may load models, so Triton must complete
+            their configs.
+        sampling: which traces to keep; None turns tracing off.
+        measures_signals: measure signals of images and responses; see docs/drift.md.
+        flags: passed to `tritonserver` unchanged.
+        health_port: port of the supervisor's pages; 0 for any free one, None for none.
+        drain_s: seconds to keep serving after the first signal, while `/readyz` already returns 503.
+        is_strict: exit if a model cannot be loaded.
+        keys: file with the keys of a guarded server's callers; None for the default file.
+        otlp: address of an OTLP receiver over HTTP for kept traces, "" for none.
+        logs_requests: whether each traced request is logged to stderr.
+        gpu_ids: the GPUs to use, separated by commas; empty for all that CUDA can see.
     """
 
     repository: Path = REPOSITORY
@@ -75,10 +87,17 @@ class TritonOptions:
     sampling: Sampling | None = None
     measures_signals: bool = True
     flags: tuple[str, ...] = ()
+    health_port: int | None = None
+    drain_s: float = 0.0
+    is_strict: bool = False
+    keys: Path | None = None
+    otlp: str = ""
+    logs_requests: bool = False
+    gpu_ids: str = ""
 
 
 def command(
-    options: TritonOptions,
+    options: ServerOptions,
     triton: Installation,
     backends: Path,
     run_id: str,
@@ -109,7 +128,12 @@ def command(
         *_python_backends(triton, f"{run_id}-"),
     ]
     if traces and options.sampling:
-        args += request_traces.flags(traces, options.sampling)
+        tracing = {
+            "socket": traces,
+            "share": f"{options.sampling.share:g}",
+            "objective-ms": f"{options.sampling.objective_s * 1e3:g}",
+        }
+        args += [f"--backend-config={TRACING_BACKEND},{name}={value}" for name, value in tracing.items()]
     if not options.measures_signals:
         args.append(f"--backend-config={SIGNALS_BACKEND},measured=no")
     for name, count in (instances or {}).items():
@@ -135,7 +159,7 @@ def _python_backends(triton: Installation, prefix: str) -> Iterator[str]:
         yield f"--backend-config={name},thread-pool-size={threads}"
 
 
-def _addresses(options: TritonOptions, sockets: Path | None) -> list[str]:
+def _addresses(options: ServerOptions, sockets: Path | None) -> list[str]:
     names = [field.name for field in fields(Ports)]
     if sockets is None:
         addresses = [f"--{name}-address={options.host}" for name in names]
@@ -145,7 +169,7 @@ def _addresses(options: TritonOptions, sockets: Path | None) -> list[str]:
     return [*(f"--{name}-address={url}" for name, url in urls.items()), f"--grpc-port={GRPC_PORT}"]
 
 
-def _restricted_apis(options: TritonOptions) -> list[str]:
+def _restricted_apis(options: ServerOptions) -> list[str]:
     if not options.token:
         return []
     is_private = options.host in LOOPBACK_HOSTS or options.is_guarded
@@ -179,7 +203,7 @@ def environment(triton: Installation, inherited: Mapping[str, str]) -> dict[str,
     }
 
 
-def check_options(options: TritonOptions) -> None:
+def check_options(options: ServerOptions) -> None:
     """Check options before the server starts.
 
     Raises:

@@ -24,7 +24,8 @@ from nereid.base.config.instance_bounds import read_bounds
 from nereid.base.config.model_config import with_instances
 from nereid.base.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
 from nereid.base.errors import InvalidConfig, ServerError
-from nereid.base.processes import ProcessRefusals, end_with_parent
+from nereid.base.processes import ReachedLimits, end_with_parent
+from nereid.base.tracing.records import Sampling
 from nereid.client.client_errors import is_overload
 from nereid.repository import checksums
 from nereid.repository.instance_sizing import BACKENDS, InstancePlan, Machine, plan_instances
@@ -37,11 +38,11 @@ from nereid.repository.repository_index import (
     unused_models,
 )
 from nereid.repository.triton_rules import are_complete, fatal_problem
-from nereid.server.command_line import LOOPBACK_HOSTS, TritonOptions, command, environment
+from nereid.server.command_line import LOOPBACK_HOSTS, ServerOptions, command, environment
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.model_control import LOAD_TIMEOUT_S, NotReached
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
-from nereid.server.request_traces import trace_fields
+from nereid.server.request_traces import RECORDS_FILE
 from nereid.server.run_dir import ServerInfo, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
 
@@ -50,13 +51,7 @@ RESTORE = "restore the file, or publish it as a new version"
 STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
 
 
-def models_to_load(options: TritonOptions) -> list[str]:
-    """Return the models to load at startup: all that the profile uses."""
-    hidden = unused_models(options.repository, options.profile)
-    return [folder.name for folder in model_folders(options.repository) if folder.name not in hidden]
-
-
-def unservable_models(options: TritonOptions) -> dict[str, str]:
+def unservable_models(options: ServerOptions) -> dict[str, str]:
     """Return the models that must not be loaded, with the reasons.
 
     Loading them would keep Triton from serving, their instance bounds are invalid, or a file of a published
@@ -142,7 +137,7 @@ class EmbeddedServer:
 
     def __init__(
         self,
-        options: TritonOptions,
+        options: ServerOptions,
         run_dir: Path,
         inherited: Mapping[str, str],
         log: Callable[[str], None] = lambda line: None,
@@ -164,7 +159,7 @@ class EmbeddedServer:
         self.id = f"nereid-{secrets.token_hex(8)}"
         self.memory = StubMemory(self.id)
         self._environments = EnvironmentFolders()
-        self._refusals = ProcessRefusals()
+        self._limits = ReachedLimits()
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -186,9 +181,10 @@ class EmbeddedServer:
         assert self._process is not None, "the server was not started"
         return self._process.pid
 
-    def info(self, health_port: int = 0) -> ServerInfo:
+    def info(self) -> ServerInfo:
         """Return how other commands reach this server."""
         options = self.options
+        sampling = options.sampling or Sampling(0.0, 0.0)
         return ServerInfo(
             self.pid,
             options.host,
@@ -196,13 +192,16 @@ class EmbeddedServer:
             str(options.repository),
             options.profile,
             options.token,
-            health_port=health_port,
+            health_port=options.health_port or 0,
             model_control_mode=options.model_control_mode,
             sockets=str(self._sockets or ""),
             cores=self.instance_plan.machine.cores if self._fitted_backends else 0,
             fitted_backends=self._fitted_backends,
             completes_configs=self._completes_configs,
-            **trace_fields(self._run_dir, options.sampling),
+            traces=str(self._traces or ""),
+            records=str(self._run_dir / RECORDS_FILE) if self._traces else "",
+            trace_share=sampling.share,
+            objective_ms=sampling.objective_s * 1e3,
         )
 
     def start(self) -> None:
@@ -212,20 +211,21 @@ class EmbeddedServer:
             ServerError: a part is missing, or a port is taken.
         """
         triton = find_installation(self._inherited)
+        repository, profile = self.options.repository, self.options.profile
         if self._sockets:
             make_socket_folder(self._sockets)
         else:
             check_ports(self.options.host, self.options.ports)
         backends = assemble_backends(triton, self._run_dir / "backends")
         # Listed only once, because models may be added or removed while the server starts.
-        models = models_to_load(self.options)
+        hidden = unused_models(repository, profile)
+        models = [folder.name for folder in model_folders(repository) if folder.name not in hidden]
         requested_models = [name for name in models if self._only_models is None or name in self._only_models]
         self.models = [name for name in requested_models if name not in self._excluded_models]
         self._fit(triton)
         if self.options.model_control_mode == "explicit" and not self.options.allows_incomplete_configs:
-            config_source = self.options.repository, self.options.profile
             # Excluded models also count, because they may be loaded once they are repaired.
-            self._completes_configs = not are_complete(*config_source, models)
+            self._completes_configs = not are_complete(repository, profile, models)
         self.memory.claim()
         self._process = subprocess.Popen(
             command(
@@ -377,7 +377,7 @@ class EmbeddedServer:
 
     def _raise_if_ended(self) -> None:
         # Triton and its models wait forever for a thread that did not start.
-        if refused := self._refusals.new():
+        if refused := self._limits.new_refusals():
             raise ServerError(refused)
         if self.poll() is not None:
             self._drain_log()
@@ -417,7 +417,7 @@ class EmbeddedServer:
             self._reader.join(timeout=5)
 
 
-def image_models(options: TritonOptions) -> list[str]:
+def image_models(options: ServerOptions) -> list[str]:
     """Return the models on disk whose only input is an encoded `image`."""
     documents = readable_configs(options.repository, options.profile)
     inputs = {name: document.get("input", ()) for name, document in documents.items()}

@@ -17,7 +17,7 @@ from nereid.base import prometheus_text
 from nereid.base.errors import ServerError
 from nereid.base.processes import BackOff
 from nereid.server import run_dir
-from nereid.server.command_line import TritonOptions
+from nereid.server.command_line import ServerOptions
 from nereid.server.ports import check_ports
 from nereid.server.supervision import health
 from nereid.server.supervision.health import JSON, TEXT, HttpPage
@@ -26,7 +26,7 @@ START_TIMEOUT_S, STOP_TIMEOUT_S, STOP_POLL_INTERVAL_S = 60.0, 40.0, 0.1
 METRICS_TIMEOUT_S = 5.0
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
 # Starts the gateway of a server, which prints its ports to stdout.
-Launcher = Callable[[TritonOptions], "subprocess.Popen[str]"]
+Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
 
 
 class GatewayProcess:
@@ -117,7 +117,7 @@ class GatewayProcess:
 
 @contextlib.contextmanager
 def gateway_of(
-    options: TritonOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
+    options: ServerOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
 ) -> Iterator[GatewayProcess]:
     """Return a guarded server's gateway, not started yet, with a page for Triton's metrics.
 

@@ -12,7 +12,7 @@ from nereid.server import nvidia_smi
 from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, TUNED_PROFILE
 from nereid.server.nvidia_smi import Gpu
 
-# CuPy's packages, and the major CUDA release that each is built for.
+# CuPy's packages, and the major CUDA release that each is built for; 0 if unknown.
 CUPY_PACKAGES = {"cupy-cuda13x": 13, "cupy-cuda12x": 12, "cupy-cuda11x": 11, "cupy": 0}
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 CUDA_PROVIDER = "capi/libonnxruntime_providers_cuda.so"
@@ -23,14 +23,6 @@ EXTRAS = {12: "gpu", 13: "gpu13"}
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
 OLDEST_CAPABILITY = {13: "7.5"}
 OLDEST_OF_TRITON = "6.0"
-
-
-class Package(NamedTuple):
-    """An installed package, its version, and the major CUDA release it is built for (0 if unknown)."""
-
-    name: str
-    version: str
-    cuda: int
 
 
 class Problem(NamedTuple):
@@ -58,12 +50,12 @@ class GpuPackages:
     """The packages of the GPU path.
 
     Attributes:
-        cupy: CuPy's packages, of which only one may be installed.
+        cupy: versions of CuPy's packages by their names; only one may be installed.
         runtimes: packages of ONNX Runtime; two of them overwrite each other's files.
         has_codec: whether nvImageCodec, which decodes the images, is installed.
     """
 
-    cupy: tuple[Package, ...]
+    cupy: Mapping[str, str]
     runtimes: tuple[str, ...]
     provider: Path | None
     has_codec: bool
@@ -71,15 +63,14 @@ class GpuPackages:
     @classmethod
     def detect(cls) -> "GpuPackages":
         """Return the packages of this interpreter."""
-        versions = {name: version_of(name) for name in CUPY_PACKAGES}
-        cupy = [Package(name, version, CUPY_PACKAGES[name]) for name, version in versions.items() if version]
+        cupy = {name: version for name in CUPY_PACKAGES if (version := version_of(name))}
         runtimes = tuple(name for name in RUNTIMES if version_of(name))
-        return cls(tuple(cupy), runtimes, _provider(), _has_codec())
+        return cls(cupy, runtimes, _provider(), _has_codec())
 
     @property
     def cuda(self) -> int:
         """The major CUDA release that CuPy is built for; 0 if unknown."""
-        return self.cupy[0].cuda if self.cupy else 0
+        return next((CUPY_PACKAGES[name] for name in self.cupy), 0)
 
     def problems(self) -> Iterator[Problem]:
         """Yield what the GPU path lacks, the main reason first."""
@@ -92,7 +83,7 @@ class GpuPackages:
         if not self.cupy:
             yield Problem("CuPy is missing", fix)
         if len(self.cupy) > 1:
-            yield conflict([package.name for package in self.cupy], fix)
+            yield conflict([*self.cupy], fix)
         if not self.has_codec:
             yield Problem("nvImageCodec is missing", fix)
 
@@ -198,7 +189,8 @@ def choose(
     if problem := unusable(used or gpus, len(visible_devices), cuda, installed.cuda):
         return _without(problem, hint)
     names = ", ".join(dict.fromkeys(device.name for device in used or visible_devices))
-    return Choice(GPU_PROFILE, f"{names}, CUDA provider, CuPy {installed.cupy[0].version}", hint=hint)
+    version = next(iter(installed.cupy.values()))
+    return Choice(GPU_PROFILE, f"{names}, CUDA provider, CuPy {version}", hint=hint)
 
 
 def check_named_gpus(gpu_ids: str, choice: Choice) -> None:

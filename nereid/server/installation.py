@@ -38,13 +38,9 @@ def find_installation(environment: Mapping[str, str]) -> Installation:
     Raises:
         ServerError: it is not installed, or has no stub for this Python.
     """
-    if folder := environment.get(FOLDER, ""):
-        return _installed(Path(folder))
-    return _in_wheel()
-
-
-def _installed(root: Path) -> Installation:
-    backends = root / "backends"
+    if not (folder := environment.get(FOLDER, "")):
+        return _in_wheel()
+    root, backends = Path(folder), Path(folder) / "backends"
     triton = Installation(root / "bin" / "tritonserver", backends, backends / "python" / STUB)
     for path in (triton.server, triton.stub, backends / "python" / LIBRARY):
         if not path.is_file():

@@ -26,23 +26,13 @@ PROGRAM_FIX = (
 # What nvidia-smi prints for a value that a GPU does not report.
 UNKNOWN = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[Insufficient Permissions]", "")
 CSV = "--format=csv,noheader,nounits"
-# Columns of `nvidia-smi --query-gpu` for the fields of `Gpu`.
-COLUMNS = {
-    "index": "index",
-    "name": "name",
-    "uuid": "uuid",
-    "driver": "driver_version",
-    "compute_capability": "compute_cap",
-    "memory_total_mib": "memory.total",
-    "memory_used_mib": "memory.used",
-    "power_limit_w": "power.limit",
-    "clock_max_mhz": "clocks.max.sm",
-    "mig": "mig.mode.current",
-    "compute_mode": "compute_mode",
-    "persistence": "persistence_mode",
-    "ecc_errors": "ecc.errors.uncorrected.volatile.total",
-}
-NUMBERS = ("memory_total_mib", "memory_used_mib", "power_limit_w", "clock_max_mhz", "ecc_errors")
+# Columns of `nvidia-smi --query-gpu` in the order of the fields of `Gpu`, and those with numbers.
+QUERY = (
+    "index,name,uuid,driver_version,compute_cap,memory.total,memory.used,power.limit,clocks.max.sm,"
+    "mig.mode.current,compute_mode,persistence_mode,ecc.errors.uncorrected.volatile.total"
+)
+COLUMNS = QUERY.split(",")
+NUMBERS = ("memory.total", "memory.used", "power.limit", "clocks.max.sm", COLUMNS[-1])
 # Lines of `nvidia-smi -q -d PERFORMANCE` that mean a GPU is slower than it could be. Drivers before 535 call
 # the section "Clocks Throttle Reasons", later ones "Clocks Event Reasons".
 SLOWDOWNS = (
@@ -139,11 +129,7 @@ def run(path: str | None, *args: str, timeout_s: float = TIMEOUT_S) -> str:
 
 def read_gpus(path: str | None = None) -> list[Gpu]:
     """Return the GPUs of this machine; errors as for `run`."""
-    return parse_gpus(run(path, f"--query-gpu={','.join(COLUMNS.values())}", CSV))
-
-
-def parse_gpus(table: str) -> list[Gpu]:
-    """Parse the CSV of `nvidia-smi --query-gpu` for `COLUMNS`."""
+    table = run(path, f"--query-gpu={QUERY}", CSV)
     rows = csv.reader(table.splitlines(), skipinitialspace=True)
     # A damaged GPU adds a line of text.
     return [Gpu(*map(_value, COLUMNS, row)) for row in rows if len(row) == len(COLUMNS)]
@@ -172,11 +158,8 @@ def parts_of(uuid: str, devices: Sequence[Device]) -> list[Device]:
 
 def read_processes(path: str | None = None) -> list[GpuProcess]:
     """Return the processes that compute on GPUs; errors as for `run`."""
-    return parse_processes(run(path, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", CSV))
-
-
-def parse_processes(table: str) -> list[GpuProcess]:
-    """Parse the CSV of `nvidia-smi --query-compute-apps`; a name may contain commas."""
+    table = run(path, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", CSV)
+    # A name may contain commas.
     rows = re.findall(r"^(\S+), (\d+), (.*), (\S+|\[.*\])$", table, re.MULTILINE)
     return [
         GpuProcess(uuid, int(pid), name, int(memory) if memory.isdecimal() else None)
@@ -186,22 +169,13 @@ def parse_processes(table: str) -> list[GpuProcess]:
 
 def read_cuda_version(path: str | None = None) -> str:
     """Return the newest CUDA release that the driver supports; errors as for `run`."""
-    return parse_cuda_version(run(path))
-
-
-def parse_cuda_version(text: str) -> str:
-    """Return the newest CUDA release that the driver supports, from the head of `nvidia-smi`'s output."""
-    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*([\d.]+)", text)
+    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*([\d.]+)", run(path))
     return match[1] if match else ""
 
 
 def read_slowdowns(path: str | None = None) -> list[str]:
     """Return the reasons why any GPU is slow now; errors as for `run`."""
-    return parse_slowdowns(run(path, "-q", "-d", "PERFORMANCE"))
-
-
-def parse_slowdowns(text: str) -> list[str]:
-    """Return the active reasons for slow clocks in `nvidia-smi -q -d PERFORMANCE`."""
+    text = run(path, "-q", "-d", "PERFORMANCE")
     lines = re.findall(r"^\s*(\w[\w ]*?)\s*: (?:Active)$", text, re.MULTILINE)
     return [*dict.fromkeys(reason for reason in lines if reason in SLOWDOWNS)]
 
@@ -229,11 +203,11 @@ def matches(device: Device, gpu_id: str) -> bool:
     )
 
 
-def _value(name: str, text: str) -> Any:
+def _value(column: str, text: str) -> Any:
     text = text.strip()
     if text in UNKNOWN:
         return None
-    return float(text) if name in NUMBERS else text
+    return float(text) if column in NUMBERS else text
 
 
 def select(gpu_ids: str, environment: Mapping[str, str], devices: Path = DEVICES) -> dict[str, str]:

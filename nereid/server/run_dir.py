@@ -23,7 +23,6 @@ from nereid.base.contract import GRPC_PORT
 from nereid.base.errors import ServerError
 from nereid.server.ports import Ports
 
-SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", ("0.0.0.0", "::")
 # Source: unix(7), sun_path without the final null byte.
 MAX_SOCKET_PATH = 107
@@ -87,27 +86,21 @@ def socket_url(folder: Path, protocol: str) -> str:
     return f"{UNIX}{folder}/{protocol}.sock" + (f":{GRPC_PORT}" if protocol == "grpc" else "")
 
 
-def socket_folder(run_dir: Path) -> Path:
-    """Return the folder for the sockets of a guarded server, the same after each restart.
+def socket_folder(run_dir: Path, name: str = "sockets") -> Path:
+    """Return a folder for sockets, by default those of a guarded server; the same after each restart.
 
     It is in the run directory, or in /tmp if that path is too long for a socket.
     """
-    inside = run_dir / "sockets"
-    longest = max(len(unix_path(socket_url(inside, name))) for name in ("http", "grpc", "metrics"))
-    return inside if longest <= MAX_SOCKET_PATH else _short_folder(run_dir)
+    inside = run_dir / name
+    if len(unix_path(socket_url(inside, "grpc"))) <= MAX_SOCKET_PATH:  # the longest name of a socket
+        return inside
+    digest = blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
+    return Path("/tmp") / f"nereid-{os.getuid()}-{digest}.{name}"
 
 
 def trace_socket(run_dir: Path) -> Path:
     """Return the path of the socket for trace records; `make_socket_folder` creates its folder."""
-    inside = run_dir / "traces" / "socket"
-    if len(str(inside)) <= MAX_SOCKET_PATH:
-        return inside
-    return _short_folder(run_dir).with_suffix(".traces") / "socket"
-
-
-def _short_folder(run_dir: Path) -> Path:
-    digest = blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
-    return Path("/tmp") / f"nereid-{os.getuid()}-{digest}"
+    return socket_folder(run_dir, "traces") / "socket"
 
 
 def make_socket_folder(folder: Path) -> None:
@@ -135,6 +128,9 @@ class GatewayInfo:
     def url(self) -> str:
         """The address, HOST:PORT."""
         return f"{reachable(self.host)}:{self.port}"
+
+
+FILES: dict[type, str] = {ServerInfo: "server.json", GatewayInfo: "gateway.json"}
 
 
 def root(environment: Mapping[str, str]) -> Path:
@@ -173,7 +169,7 @@ def occupy(run_root: Path, repository: Path) -> Iterator[Path]:
 
 def write(run_dir: Path, info: ServerInfo | GatewayInfo) -> None:
     """Store `info` in `run_dir`, atomically and readable by this user only."""
-    name = SERVER_FILE if isinstance(info, ServerInfo) else GATEWAY_FILE
+    name = FILES[type(info)]
     new = run_dir / f".{name}"
     new.touch(mode=0o600)
     new.write_bytes(msgspec.json.encode(info))
@@ -188,29 +184,29 @@ def find(run_root: Path, repository: Path) -> ServerInfo | None:
 
 def find_servers(run_root: Path, repository: Path) -> list[ServerInfo]:
     """Return the running servers of `repository`, the newest last."""
-    return _read_running(run_root, _folder(run_root, repository).name, SERVER_FILE, ServerInfo)
+    return _read_running(run_root, _folder(run_root, repository).name, ServerInfo)
 
 
 def find_folder(run_root: Path, repository: Path) -> Path | None:
     """Return the run directory of the newest running server of `repository`, or None."""
-    paths = _running(run_root, _folder(run_root, repository).name, SERVER_FILE)
+    paths = _running(run_root, _folder(run_root, repository).name, ServerInfo)
     return paths[-1].parent if paths else None
 
 
 def find_all(run_root: Path) -> list[ServerInfo]:
     """Return all running servers of this user, the newest last."""
-    return _read_running(run_root, "*", SERVER_FILE, ServerInfo)
+    return _read_running(run_root, "*", ServerInfo)
 
 
 def find_gateways(run_root: Path, repository: Path) -> list[GatewayInfo]:
     """Return the running gateways of `repository`, the newest last."""
-    return _read_running(run_root, _folder(run_root, repository).name, GATEWAY_FILE, GatewayInfo)
+    return _read_running(run_root, _folder(run_root, repository).name, GatewayInfo)
 
 
 def orphans(run_root: Path, repository: Path) -> list[tuple[int, Path]]:
     """Return pid and run directory of the servers of `repository` whose supervisor exited before they did."""
     servers = []
-    for path in _folder(run_root, repository).glob(f"*/{SERVER_FILE}") if _is_private(run_root) else ():
+    for path in _folder(run_root, repository).glob(f"*/{FILES[ServerInfo]}") if _is_private(run_root) else ():
         with contextlib.suppress(OSError, ServerError):
             pid = _read(path, ServerInfo).pid
             if not files.is_locked(path.parent) and is_server_of(pid, path.parent):
@@ -228,19 +224,19 @@ def is_server_of(pid: int, run_dir: Path) -> bool:
     return False
 
 
-def _running(run_root: Path, folder: str, name: str) -> list[Path]:
+def _running(run_root: Path, folder: str, kind: type) -> list[Path]:
     """Return the info files of running processes, the newest last; ignores files that others could write."""
     dated: list[tuple[float, Path]] = []
-    for path in run_root.glob(f"{folder}/*/{name}") if _is_private(run_root) else ():
+    for path in run_root.glob(f"{folder}/*/{FILES[kind]}") if _is_private(run_root) else ():
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             if files.is_locked(path.parent):
                 dated.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(dated)]
 
 
-def _read_running(run_root: Path, folder: str, name: str, kind: type[Info]) -> list[Info]:
+def _read_running(run_root: Path, folder: str, kind: type[Info]) -> list[Info]:
     infos: list[Info] = []
-    for path in _running(run_root, folder, name):
+    for path in _running(run_root, folder, kind):
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             infos.append(_read(path, kind))
     return infos

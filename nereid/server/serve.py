@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import secrets
 import shlex
 import signal
 import sys
@@ -20,8 +19,7 @@ from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.processes import (
     STOP_SIGNALS,
     BackOff,
-    MemoryKills,
-    ProcessRefusals,
+    ReachedLimits,
     in_background,
     on_signals,
     raise_open_file_limit,
@@ -30,11 +28,10 @@ from nereid.base.task_registry import TASKS
 from nereid.repository.instance_sizing import InstancePlan
 from nereid.repository.repository_index import describe_threads, output_names, readable_configs, thread_budget
 from nereid.server import request_traces, run_dir
-from nereid.server.command_line import LOOPBACK_HOSTS, TritonOptions
+from nereid.server.command_line import LOOPBACK_HOSTS, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models, unservable_models
 from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
-from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerInfo
 from nereid.server.supervision import health as health_page
 from nereid.server.supervision.health import ServerHealth
@@ -86,31 +83,6 @@ def _runs_yet(pid: int, folder: Path, stubs: list[stub_processes.Process]) -> bo
 
 
 @dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """A supervised server.
-
-    Attributes:
-        server: settings of the server; without a token, a random one is generated.
-        health_port: port of the supervisor's pages; 0 for any free one, None for none.
-        drain_s: seconds to keep serving after the first signal, while `/readyz` already returns 503.
-        is_strict: exit if a model cannot be loaded.
-        has_open_admin_api: leave the administrative APIs open; the server then has no token.
-        keys: file with the keys of a guarded server's callers; None for the default file.
-        tracing: the traces of requests to keep; None turns tracing off.
-        gpu_id: the GPUs to use; empty for all that CUDA can see.
-    """
-
-    server: TritonOptions
-    health_port: int | None = None
-    drain_s: float = 0.0
-    is_strict: bool = False
-    has_open_admin_api: bool = False
-    keys: Path | None = None
-    tracing: TraceOptions | None = None
-    gpu_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class BackgroundJob:
     """Work for the served repository.
 
@@ -147,7 +119,7 @@ class _SignalHandler:
 
 
 def serve(
-    serve_options: ServeOptions,
+    options: ServerOptions,
     environment: Mapping[str, str],
     jobs: Sequence[BackgroundJob],
     launch: Launcher,
@@ -167,18 +139,19 @@ def serve(
             f"expected a limit of at least {MIN_OPEN_FILES} open files, got {most}",
             f"ulimit -n {MIN_OPEN_FILES}",
         )
-    options, root = _completed(serve_options), run_dir.root(environment)
-    _check_is_first(options, environment, serve_options.health_port)
+    root = run_dir.root(environment)
+    _check_is_first(options, environment)
     try:
         with contextlib.ExitStack() as stack:
-            port, metrics = 0, [job.metrics for job in jobs]
-            if serve_options.health_port is not None:
+            metrics = [job.metrics for job in jobs]
+            if options.health_port is not None:
                 pages = partial(
                     health_page.page, health, more_metrics=lambda: "".join(page() for page in metrics)
                 )
                 port = stack.enter_context(
-                    health_page.serve(pages, options.host, serve_options.health_port, "health")
+                    health_page.serve(pages, options.host, options.health_port, "health")
                 )
+                options = replace(options, health_port=port)
             options = replace(options, ports=_with_free_ports(options))
             wait_for_orphans(root, options.repository, log)
             folder = stack.enter_context(run_dir.occupy(root, options.repository))
@@ -186,44 +159,28 @@ def serve(
             for job in jobs:
                 if job.run:
                     stack.enter_context(in_background(job.name, job.run, JOB_STOP_TIMEOUT_S))
-            if serve_options.tracing:
-                metrics.append(
-                    stack.enter_context(request_traces.collecting(folder, serve_options.tracing, log))
-                )
+            if options.sampling:
+                traces = request_traces.collecting(options, folder, log)
+                metrics.append(stack.enter_context(traces))
             gateway = None
             if options.is_guarded:
                 gateway = stack.enter_context(gateway_of(options, folder, launch, log))
-            _Service(serve_options, options, folder, environment, health, port, signals, gateway).run()
+            _Service(options, folder, environment, health, signals, gateway).run()
     except _Stopped:
         log("stopped")
-
-
-def _completed(serve_options: ServeOptions) -> TritonOptions:
-    options = serve_options.server
-    # Only our commands know a random token, and flags of Triton may name other models.
-    allows_incomplete_configs = serve_options.has_open_admin_api or bool(options.token or options.flags)
-    token = "" if serve_options.has_open_admin_api else options.token or secrets.token_urlsafe(24)
-    sampling = serve_options.tracing.sampling if serve_options.tracing else None
-    return replace(
-        options, token=token, allows_incomplete_configs=allows_incomplete_configs, sampling=sampling
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Service:
     """A supervised server, restarted on the same ports when it exits."""
 
-    serve_options: ServeOptions
-    options: TritonOptions
+    options: ServerOptions
     folder: Path
     environment: Mapping[str, str]
     health: ServerHealth
-    health_port: int
     signals: _SignalHandler
     gateway: GatewayProcess | None
-    limits: tuple[MemoryKills, ProcessRefusals] = field(
-        default_factory=lambda: (MemoryKills(), ProcessRefusals())
-    )
+    limits: ReachedLimits = field(default_factory=ReachedLimits)
 
     def run(self) -> NoReturn:
         only_models, back_off = None, BackOff()
@@ -261,7 +218,7 @@ class _Service:
     def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
         """Start a server without the models that cannot be loaded; return it with their reasons."""
         failed = unservable_models(self.options)
-        is_strict = self.serve_options.is_strict or self.options.model_control_mode != "explicit"
+        is_strict = self.options.is_strict or self.options.model_control_mode != "explicit"
         if failed and is_strict:
             raise ServerError("; ".join(failed.values()))
         while True:
@@ -283,8 +240,8 @@ class _Service:
 
         At the first start, `failed` maps the models that could not be loaded to their reasons.
         """
-        server_info = server.info(self.health_port)
-        watchdog = Watchdog(server, server_info, self.health, log)
+        server_info = server.info()
+        watchdog = Watchdog(server, self.health, log)
         try:
             run_dir.write(self.folder, server_info)
             if self.gateway:
@@ -322,9 +279,8 @@ class _Service:
             wait_until_free(self.options.host, self.options.ports, PORTS_FREE_TIMEOUT_S)
 
     def _report_limits(self) -> None:
-        for limit in self.limits:
-            if text := limit.new():
-                log(f"supervisor: {text}")
+        for text in filter(None, (self.limits.new_kills(), self.limits.new_refusals())):
+            log(f"supervisor: {text}")
 
     def _wait(self, watchdog: Watchdog, server_info: ServerInfo, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait until it exits, or for a signal and the drain time."""
@@ -344,14 +300,14 @@ class _Service:
                     self.health.record_gateway(self.gateway.keep())
         except _Stopped:
             self.health.enter(health_page.STOPPING)
-            self.signals.sleep(self.serve_options.drain_s)
+            self.signals.sleep(self.options.drain_s)
             if self.gateway:
                 self.gateway.stop(lambda: self.signals.count > 1)
             raise
 
 
-def _check_is_first(options: TritonOptions, environment: Mapping[str, str], health_port: int | None) -> None:
-    ports = {*asdict(options.ports).values(), health_port}
+def _check_is_first(options: ServerOptions, environment: Mapping[str, str]) -> None:
+    ports = {*asdict(options.ports).values(), options.health_port}
     for server in run_dir.find_servers(run_dir.root(environment), options.repository):
         if shared := ports & {*server.all_ports.values()}:
             raise ServerError(
@@ -362,13 +318,13 @@ def _check_is_first(options: TritonOptions, environment: Mapping[str, str], heal
             )
 
 
-def _with_free_ports(options: TritonOptions) -> Ports:
+def _with_free_ports(options: ServerOptions) -> Ports:
     chosen = asdict(options.ports)
     free = iter(free_ports(len(chosen)))
     return Ports(**{name: port or next(free) for name, port in chosen.items()})
 
 
-def _log_threads(options: TritonOptions, instance_plan: InstancePlan) -> None:
+def _log_threads(options: ServerOptions, instance_plan: InstancePlan) -> None:
     if instance_plan.counts:
         log(str(instance_plan))
     with contextlib.suppress(InvalidConfig):  # Triton's message is better
@@ -390,7 +346,7 @@ def ready_line(server_info: ServerInfo, failed: Mapping[str, str]) -> str:
     return json.dumps(server_info.all_ports | ({"not_served": dict(failed)} if failed else {}))
 
 
-def announcement(options: TritonOptions, server_info: ServerInfo, failed: Collection[str] = ()) -> str:
+def announcement(options: ServerOptions, server_info: ServerInfo, failed: Collection[str] = ()) -> str:
     """Return the addresses, a request to try and the models that are not served, as readable text."""
     host = run_dir.reachable(server_info.host)
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in server_info.all_ports.items())
@@ -404,7 +360,7 @@ def announcement(options: TritonOptions, server_info: ServerInfo, failed: Collec
     return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
 
 
-def _command(options: TritonOptions, models: Collection[str]) -> str:
+def _command(options: ServerOptions, models: Collection[str]) -> str:
     """Return the command that sends an image to one of the models, "" if there is none."""
     configs = readable_configs(options.repository, options.profile)
     for task in TASKS:

@@ -110,12 +110,8 @@ class ServerLog:
                 self._show(line)
 
     def take_failed_devices(self) -> set[int]:
-        """Return the processes that have reported a failed device since the last call."""
-        pids = set()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                pids.add(self._failed_devices.get_nowait())
-        return pids
+        """Return the processes that have reported a failed device since the last call, in one thread."""
+        return {self._failed_devices.get() for _ in range(self._failed_devices.qsize())}
 
     def tail(self) -> str:
         """Return the last lines, for a failure without a known reason."""

@@ -39,6 +39,16 @@ def flags(words: list[str]) -> dict[str, list[str]]:
     return values
 
 
+@pytest.fixture(params=PROFILES)
+def overlay(request):
+    return request.param
+
+
+@pytest.fixture
+def server(overlay):
+    return container(overlay, "server")
+
+
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("overlay", [*PROFILES, "scaling/keda", "kserve"])
 def test_objects_fit_the_schemas(overlay, release):
@@ -48,11 +58,9 @@ def test_objects_fit_the_schemas(overlay, release):
             kubernetes_validate.validate(manifest, release, strict=True)
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
-def test_server_is_that_of_compose(overlay):
+def test_server_is_that_of_compose(overlay, server):
     words, _, _ = "\n".join(command_line("triton-cpu")).partition("\n--\n")
     _, *compose = words.splitlines()
-    server = container(overlay, "server")
 
     differing = {"--repository", "--drain-s"}
     ours, theirs = flags(server["args"]), flags(compose)
@@ -81,9 +89,7 @@ def test_images_are_those_of_compose(overlay):
     assert [image for image in images if not re.search(r":[^:/]*\d[^:/]*$", image)] == []
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
-def test_probes_are_those_of_the_supervisor(overlay):
-    server = container(overlay, "server")
+def test_probes_are_those_of_the_supervisor(server):
     pages = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
     assert {"name": "health", "containerPort": 8003} in server["ports"]
@@ -102,9 +108,8 @@ def test_probes_of_kserve_run_the_health_check_which_ends_before_them():
         assert server[name]["timeoutSeconds"] > float(timeout_s)
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
-def test_a_pod_ends_without_losing_requests(overlay):
-    (drain_s,) = flags(container(overlay, "server")["args"])["--drain-s"]
+def test_a_pod_ends_without_losing_requests(overlay, server):
+    (drain_s,) = flags(server["args"])["--drain-s"]
 
     assert int(drain_s) + STOP_TIMEOUT_S < pod(overlay)["terminationGracePeriodSeconds"]
 
@@ -119,23 +124,21 @@ def test_containers_may_do_little(overlay):
         assert {*entry["resources"]} == {"requests", "limits"}
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
-def test_pods_may_do_little(overlay):
+def test_pods_may_do_little(overlay, server):
     spec = pod(overlay)
 
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["automountServiceAccountToken"] is False
-    mounts = container(overlay, "server")["volumeMounts"]
+    mounts = server["volumeMounts"]
     assert {mount["name"] for mount in mounts if not mount.get("readOnly")} == {"tmp", "shm", "run"}
     (keys,) = (volume["secret"] for volume in spec["volumes"] if volume["name"] == "keys")
     assert keys["defaultMode"] & 0o022 == 0
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
-def test_only_the_gateway_is_published(overlay):
+def test_only_the_gateway_is_published(overlay, server):
     policy, service = find(overlay, "NetworkPolicy")["spec"], find(overlay, "Service")["spec"]
 
-    ports = {port["name"]: port["containerPort"] for port in container(overlay, "server")["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in server["ports"]}
     assert {port["targetPort"] for port in service["ports"]} == {"http", "grpc"}
     clients, monitoring = ({port["port"] for port in rule["ports"]} for rule in policy["ingress"])
     assert clients == {ports["http"], ports["grpc"]}
@@ -145,7 +148,6 @@ def test_only_the_gateway_is_published(overlay):
     assert bool(policy["egress"]) == (overlay == "overlays/object-storage")
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
 def test_selectors_select_the_same_pods(overlay):
     deployment = find(overlay, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -158,7 +160,6 @@ def test_selectors_select_the_same_pods(overlay):
         assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
 def test_route_is_the_repositorys(overlay):
     config = find(overlay, "ConfigMap")
     (volume,) = (volume for volume in pod(overlay)["volumes"] if volume["name"] == "routes")

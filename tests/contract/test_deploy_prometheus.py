@@ -13,7 +13,7 @@ from nereid.cli import main as commands
 from nereid.gateway.failures import SERVER_FAULTS, STATUS_BY_CODE
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.v2 import grpc_server, http_operations
-from nereid.server.command_line import TritonOptions
+from nereid.server.command_line import ServerOptions
 from tests import monitoring
 from tests.commands import captured
 from tests.deployment import SERVICES
@@ -134,7 +134,7 @@ def test_compose_mounts_what_grafana_names():
 
 def test_local_differs_only_in_its_targets():
     here, there = read("prometheus/local.yml"), read("prometheus/prometheus.yml")
-    ports = {"server": TritonOptions().ports.metrics, "gateway": GATEWAY_PORT, "supervisor": 8003}
+    ports = {"server": ServerOptions().ports.metrics, "gateway": GATEWAY_PORT, "supervisor": 8003}
 
     expected = [
         {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}

@@ -1,14 +1,18 @@
-"""The architecture as tests; `lint-imports` checks the layers of the package (see `pyproject.toml`)."""
+"""The architecture and its page as tests; `lint-imports` checks the package's layers (see `pyproject.toml`)."""
 
 import ast
 import re
+import sys
 from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
 
 import pytest
 
 from tests.conftest import ROOT
 
 MAX_ROOMS, MAX_LINES, MAX_BODY_LINES = 12, 600, 50
+ROOMS = "nereid|python_backend|loadtest|tools|tests"
 PACKAGES = ("nereid", "python_backend", "loadtest", "clients")
 ADAPTERS = sorted((ROOT / "python_backend").glob("*/model.py"))
 # Empty `__init__.py` are not counted as modules.
@@ -83,3 +87,24 @@ def test_rooms_are_few_and_modules_and_functions_small():
 
 def body_start(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return function.body[1 if ast.get_docstring(function) and function.body[1:] else 0].lineno
+
+
+def missing(name: str) -> bool:
+    """Return whether a path, or a dotted name such as `nereid.room.module.Class.method`, does not exist."""
+    if "/" in name:
+        return not (ROOT / name).exists()
+    try:
+        resolve_name(name)
+    except (AttributeError, ImportError):
+        return True
+    return False
+
+
+def test_every_named_module_and_function_exists(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("that of a stub"))
+    page, _, _ = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Decisions")
+    spans = re.findall(r"`([^`\n]+)`", page)
+    paths = [span for span in spans if re.fullmatch(rf"(?:{ROOMS})/[\w./]*", span)]
+    names = [span for span in spans if re.fullmatch(r"(?:nereid|loadtest|tests)(?:\.\w+)+(?:\(\))?", span)]
+
+    assert [name for name in (*paths, *(name.removesuffix("()") for name in names)) if missing(name)] == []

@@ -61,6 +61,12 @@ def both_profiles(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def fused(both_profiles):
+    """The running server of `cpu`."""
+    return both_profiles["cpu"]
+
+
+@pytest.fixture(scope="session")
 def text_server(tmp_path_factory):
     """A running server of the text models; it allows shared memory."""
     pytest.importorskip("cv2", reason="opencv is not installed: extra text")
@@ -73,6 +79,11 @@ def text_server(tmp_path_factory):
 def server(request, both_profiles):
     """A running server, once in each shape of the repository."""
     return both_profiles[request.param]
+
+
+@pytest.fixture(params=["http", "grpc"])
+def protocol(request):
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import re
 import httpx
 import numpy as np
 import pytest
-import tritonclient.http
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.insight.observe.doctor import TRITON_OF_PYTRITON
@@ -13,7 +12,7 @@ from nereid.insight.tune import photos
 from nereid.tasks.classify.client import Classifier
 from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO, url
-from tests.supervised import image_input
+from tests.networks import infer
 
 PHOTOS = {"coffee": COFFEE.read_bytes(), "chelsea": CHELSEA.read_bytes()}
 PHOTOS |= {"640x427": photos.jpeg((640, 427)), "1080p": photos.jpeg((1920, 1080))}
@@ -21,11 +20,9 @@ PHOTOS |= {"portrait": photos.jpeg((427, 640))}
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:
-    with tritonclient.http.InferenceServerClient(url(server, "http")) as client:
-        return client.infer(model, [image_input("http", image)]).as_numpy("scores")[0]
+    return infer(server, model, {"image": np.array([[image]], object)}, "http")["scores"][0]
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_coffee_is_espresso(server, protocol, version):
     with Classifier(url(server, protocol), protocol) as classifier:

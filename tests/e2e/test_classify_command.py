@@ -23,8 +23,8 @@ from tests.supervised import NEREID
 
 
 @pytest.fixture
-def command(both_profiles):
-    return [NEREID, "classify", "--url", url(both_profiles["cpu"], "grpc"), "--top", "1"]
+def command(fused):
+    return [NEREID, "classify", "--url", url(fused, "grpc"), "--top", "1"]
 
 
 @pytest.fixture

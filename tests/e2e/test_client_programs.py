@@ -21,11 +21,6 @@ def output_of(root, *words) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def fused(both_profiles):
-    return both_profiles["cpu"]
-
-
 @cases(
     http=((PYTHON, "clients/python_http.py", COFFEE), "http"),
     grpc=((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),

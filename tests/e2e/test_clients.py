@@ -13,6 +13,7 @@ from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.client.shared_memory import SHM_FOLDER, Region, name_prefix
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO, url
+from tests.networks import connect
 from tests.routes import wait_until
 from tests.supervised import image_input, serving
 
@@ -20,13 +21,8 @@ TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
 PHOTO = COFFEE.read_bytes()
 
 
-@pytest.fixture
-def server(both_profiles):
-    return both_profiles["cpu"]
-
-
 def known(server) -> set[str]:
-    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
+    with connect(server) as client:
         return {*client.get_system_shared_memory_status(as_json=True).get("regions", {})}
 
 
@@ -41,16 +37,16 @@ def files_of(server) -> set[str]:
     return names
 
 
-def test_transports_give_equal_scores(server):
-    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
+def test_transports_give_equal_scores(fused):
+    with connect(fused) as client:
         plain = client.infer("classify_v2", [image_input("grpc", PHOTO)]).as_numpy("scores")[0]
 
     for way, protocol, memory in TRANSPORTS:
-        with opened(way, url(server, protocol), protocol, "classify_v2", shared_memory=memory) as classifier:
+        with opened(way, url(fused, protocol), protocol, "classify_v2", shared_memory=memory) as classifier:
             scores = classifier.scores(PHOTO)
-            regions = files_of(server)
+            regions = files_of(fused)
         assert bool(regions) == bool(memory)
-        assert not known(server) | files(regions)
+        assert not known(fused) | files(regions)
         np.testing.assert_array_equal(scores, plain, f"{way} {protocol} {memory}", strict=True)
 
 
@@ -84,7 +80,7 @@ def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way, protocol)
     assert (good.labels[0].index, bad.fault) == (ESPRESSO, "caller")
 
 
-def test_server_does_not_release_a_region_that_it_reads(server):
+def test_server_does_not_release_a_region_that_it_reads(fused):
     """The safety of regions depends on this: Triton does not release one while a request uses it."""
     region = Region("system", 2**20)
     region.write([len(PHOTO).to_bytes(4, "little"), PHOTO] * 8)
@@ -99,10 +95,7 @@ def test_server_does_not_release_a_region_that_it_reads(server):
         return ""
 
     refusals = []
-    with (
-        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with connect(fused) as client, ThreadPoolExecutor(1) as pool:
         for pause_s in (0.005, 0.01, 0.02, 0.05, 0.1):  # until the server runs the request
             client.register_system_shared_memory(*region.registration)
             request = pool.submit(client.infer, "classify_v2", [tensor], client_timeout=60)

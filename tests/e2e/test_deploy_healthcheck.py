@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from nereid.base.assets import CHELSEA
 from nereid.server.ports import free_ports
 from tests.conftest import ROOT
-from tests.deployment import SERVICES, check_health, command_line, listening
+from tests.deployment import SERVICES, check_health, command_line, listening, running
 from tests.e2e.conftest import url
-from tests.routes import wait_until
 from tests.supervised import NEREID
 from tests.tables import cases
 
@@ -56,21 +54,12 @@ def test_load_page_is_checked_until_its_end(tmp_path):
     _, _, _, *check = SERVICES["locust"]["healthcheck"]["test"]
     # Another address of this machine, as the container's own address is for other machines.
     check = [word.replace("127.0.0.1:8089", f"127.0.0.2:{web_port}") for word in check]
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*shlex.split(words), f"--web-port={web_port}"],
-            cwd=tmp_path,
-            env=os.environ | {"PATH": f"{Path(NEREID).parent}:{os.environ['PATH']}"},
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        wait_until(lambda: process.poll() is not None or check_health(*check)[0] == 0, "the page")
+    command, log = [*shlex.split(words), f"--web-port={web_port}"], tmp_path / "log"
+    environment = os.environ | {"PATH": f"{Path(NEREID).parent}:{os.environ['PATH']}"}
+    page = f"http://127.0.0.2:{web_port}"
+    with running(command, log, page, cwd=tmp_path, env=environment) as process:
+        assert check_health(*check) == (0, "")
         process.terminate()
         code = process.wait(WATCHDOG_S)
-    finally:
-        process.kill()
-        process.wait()
 
     assert (code, "Traceback" in log.read_text()) == (0, False), log.read_text()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import numpy as np
 import onnx
 import pytest
@@ -15,8 +14,8 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.contract import EMBEDDING
 from tests.embedders import DIMS, convolutional, embeddings, small
 from tests.networks import CLIENTS
-from tests.routes import WATCHDOG_S, store_adding, wait_until
-from tests.supervised import Served, gateway_of, image_input, serving
+from tests.routes import store_adding, wait_until
+from tests.supervised import Served, image_input, serving
 
 pytestmark = pytest.mark.slow
 PHOTOS = small(COFFEE), small(CHELSEA)
@@ -52,7 +51,6 @@ def faces(request, tmp_path_factory) -> Iterator[Faces]:
         yield Faces(served, folder)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_every_client_gets_the_vectors_of_the_network(faces, protocol):
     """Nereid's client, one image at a time and in batches, and NVIDIA's."""
     address = f"127.0.0.1:{faces.served.ports[protocol]}"
@@ -86,22 +84,6 @@ def test_command_prints_dims_and_all_numbers(faces):
     name, dims, numbers, *_ = rows[1].split(",")
     assert (name, dims) == (faces.files[0], str(DIMS))
     np.testing.assert_allclose([float(number) for number in numbers.split()], expected[0], atol=1e-5)
-
-
-def test_gateway_answers_with_the_embedding(faces, tmp_path):
-    with gateway_of(faces.served, tmp_path / "log", "--model", "faces") as ports:
-        address, png = f"http://127.0.0.1:{ports['http']}", {"Content-Type": "image/png"}
-        answers = [
-            httpx.post(f"{address}{path}", content=PHOTOS[0], headers=png, timeout=WATCHDOG_S).json()
-            for path in ("/v1/embed", "/v1/models/faces/embed")
-        ]
-        models = httpx.get(f"{address}/v1/models", timeout=WATCHDOG_S).json()
-
-    expected = embeddings(convolutional(), PHOTOS[0])[0]
-    for answer in answers:
-        np.testing.assert_allclose(answer["embedding"], expected, atol=1e-5)
-        assert (answer["model"], answer["variant"], answer["version"]) == ("faces", "v1", "1")
-    assert {"name": "faces", "task": "embed"}.items() <= models[0].items()
 
 
 def test_next_version_is_refused_or_shadowed_by_its_cosine(faces):

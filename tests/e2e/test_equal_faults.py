@@ -141,8 +141,8 @@ def fronted(folder, triton: str):
 
 
 @pytest.fixture(scope="module")
-def front(both_profiles, tmp_path_factory):
-    with fronted(tmp_path_factory.mktemp("front"), url(both_profiles["cpu"], "http")) as made:
+def front(fused, tmp_path_factory):
+    with fronted(tmp_path_factory.mktemp("front"), url(fused, "http")) as made:
         yield made
 
 

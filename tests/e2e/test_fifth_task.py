@@ -1,14 +1,10 @@
 """A further task is one folder: masks, in a copy of the package to which nothing else is added."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,11 +14,10 @@ import pytest
 from onnx import TensorProto
 
 from nereid.base.assets import COFFEE
-from tests.commands import captured
 from tests.conftest import ROOT
+from tests.environments import Environment
 from tests.networks import written
 from tests.pictures import encode
-from tests.supervised import announcing
 
 pytestmark = pytest.mark.slow
 SIDE, WATCHDOG_S = 32, 120
@@ -45,36 +40,9 @@ def segmenter() -> onnx.ModelProto:
     return written(f"{io} {{ {classes} mask = Cast <to = {TensorProto.UINT8}> (classes) }}", weights=weights)
 
 
-@dataclass(frozen=True)
-class Copy:
-    """An environment whose package is a copy with one more folder; all other packages are the parent's."""
-
-    environment: Path
-    folder: Path
-
-    @property
-    def variables(self) -> dict[str, str]:
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
-        return kept | {"XDG_RUNTIME_DIR": str(self.folder), "NEREID_REPOSITORY": str(self.folder / "models")}
-
-    def words(self, *words: str) -> list[str]:
-        return [str(self.environment / "bin" / "python"), *words]
-
-    def run(self, *words: str) -> str:
-        done = captured(self.words(*words), env=self.variables, cwd=self.folder, timeout=WATCHDOG_S)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
-
-    @contextmanager
-    def running(self, *words: str) -> Iterator[dict[str, int]]:
-        """Run a command that keeps its terminal; gives its first line."""
-        command, log = self.words("-m", "nereid", *words), self.folder / f"{words[0]}.log"
-        with announcing(command, log, env=self.variables, cwd=self.folder) as (_, ports):
-            yield ports
-
-
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory) -> Copy:
+def copy(tmp_path_factory) -> Environment:
+    """An environment whose package is a copy with one more folder; all other packages are the parent's."""
     base = tmp_path_factory.mktemp("fifth")
     environment = base / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
@@ -86,37 +54,42 @@ def copy(tmp_path_factory) -> Copy:
     shutil.copytree(segment, Path(ours, "nereid/tasks/segment"), ignore=shutil.ignore_patterns("__pycache__"))
     # Its own packages come first. The parent's editable install is not followed.
     Path(ours, "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (base / "run").mkdir(mode=0o700)
-    return Copy(environment, base / "run")
+    (base / "run").mkdir()
+    return Environment(environment, base / "run")
 
 
-def test_a_task_in_one_folder_is_added_served_and_answered(copy):
+def test_a_task_in_one_folder_is_added_served_and_answered(copy, tmp_path, monkeypatch):
     """Added with its name, found without it, listed in the help; REST, client and command return the mask."""
     pixels = np.random.default_rng(4).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
     image, expected = encode(pixels), pixels.argmax(-1).tolist()
     (copy.folder / "scene.png").write_bytes(image)
     onnx.helper.set_model_props(model := segmenter(), {"task": "segment"})  # refused without this task
     onnx.save(model, copy.folder / "scene.onnx")
-    copy.run("-m", "nereid", "init", "models")
+    monkeypatch.setenv("NEREID_REPOSITORY", str(copy.folder / "models"))
+    nereid = "python", "-m", "nereid"
+    copy.run(*nereid, "init", "models")
     how = "--preprocess", "resize=exact", "--preprocess", "scale=1"
-    line = "-m", "nereid", "add", "scene.onnx", "--name", "scene", *how
+    line = *nereid, "add", "scene.onnx", "--name", "scene", *how
     shown = json.loads(copy.run(*line, "--json").partition("\n")[0])
-    added = copy.run(*line, "--task", "segment", "--instances", "1", "--yes", "--images", str(COFFEE))
+    added = copy.captured(*line, "--task", "segment", "--instances", "1", "--yes", "--images", COFFEE)
     ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
 
-    with copy.running("serve", *ports) as server, copy.running("gateway", "--port", "0") as gateway:
+    with (
+        copy.announcing(tmp_path / "serve.log", *nereid, "serve", *ports) as (_, server),
+        copy.announcing(tmp_path / "gateway.log", *nereid, "gateway", "--port", "0") as (_, gateway),
+    ):
         address = f"http://127.0.0.1:{gateway['http']}"
         png = {"Content-Type": "image/png"}
         answer = httpx.post(f"{address}/v1/segment", content=image, headers=png, timeout=WATCHDOG_S).json()
         paths = httpx.get(f"{address}/openapi.json", timeout=WATCHDOG_S).json()["paths"]
-        client = json.loads(copy.run("-c", CLIENT, f"127.0.0.1:{server['grpc']}", "scene.png"))
-        printed = json.loads(copy.run("-m", "nereid", "segment", "scene.png", "--model", "scene", "--json"))
-        labels = copy.run("-m", "nereid", "classify", str(COFFEE))
+        client = json.loads(copy.run("python", "-c", CLIENT, f"127.0.0.1:{server['grpc']}", "scene.png"))
+        printed = json.loads(copy.run(*nereid, "segment", "scene.png", "--model", "scene", "--json"))
+        labels = copy.run(*nereid, "classify", COFFEE)
 
     assert shown["task"] == "segment"
-    assert f"{SIDE} x {SIDE}" in added
+    assert (added.returncode, f"{SIDE} x {SIDE}" in added.stderr) == (0, True), added.stderr
     assert answer["mask"] == client == printed[0]["classes"] == expected
     assert (answer["model"], answer["variant"], answer["version"]) == ("scene", "v1", "1")
     assert {"/v1/segment", "/v1/models/{model}/segment"} <= paths.keys()
     assert "espresso" in labels
-    assert "segment" in copy.run("-m", "nereid", "--help")
+    assert "segment" in copy.run(*nereid, "--help")

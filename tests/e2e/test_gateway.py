@@ -39,10 +39,10 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)
 
 
 @pytest.fixture(scope="module")
-def base(both_profiles, tmp_path_factory):
+def base(fused, tmp_path_factory):
     (port,) = free_ports(1)
     log, address = tmp_path_factory.mktemp("gateway") / "log", f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-W", "error", "-c", RUN, url(both_profiles["cpu"], "http"), str(port)]
+    command = [sys.executable, "-W", "error", "-c", RUN, url(fused, "http"), str(port)]
     with running(command, log, f"{address}/readyz"):
         yield address
     assert "Traceback" not in log.read_text()
@@ -80,7 +80,7 @@ def closed(base: str) -> float:
     return metric(base.removeprefix("http://"), "nereid_gateway_requests_total", outcome="client_closed")
 
 
-def test_disconnects_leave_nothing_behind(base, both_profiles):
+def test_disconnects_leave_nothing_behind(base, fused):
     port, before = httpx.URL(base).port, closed(base)
 
     async def all_leave() -> None:
@@ -89,7 +89,7 @@ def test_disconnects_leave_nothing_behind(base, both_profiles):
 
     asyncio.run(all_leave())
     wait_until(lambda: metric(f"127.0.0.1:{port}", "nereid_gateway_in_flight") == 0, "the gateway")
-    triton = url(both_profiles["cpu"], "metrics")
+    triton = url(fused, "metrics")
     wait_until(lambda: metric(triton, "nereid_route_in_flight") == 0, "the route")
     wait_until(lambda: closed(base) > before, "the count")
 

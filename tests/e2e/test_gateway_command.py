@@ -83,7 +83,7 @@ def test_unused_connection_is_kept_for_a_load_balancer(tmp_path):
 
 @pytest.mark.slow
 @cases(
-    images=("both_profiles", "classify", "/predict", [*COSTLY.values()], COFFEE, 40),
+    images=("fused", "classify", "/predict", [*COSTLY.values()], COFFEE, 40),
     pages=("text_server", "read_text", "/v1/read", [crowded_page] * 4, PARCEL_LABEL, 8),
 )
 def test_costly_files_of_one_key_leave_the_others_in_service(
@@ -92,7 +92,6 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
     """Small files that take seconds on many connections: every request of another key is answered."""
     hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))
     serving, over = request.getfixturevalue(server), threading.Event()
-    serving = serving["cpu"] if server == "both_profiles" else serving
     words = ["--url", url(serving, "http"), "--model", model, "--require-keys", "--access-log"]
     words += ["--keys", str(tmp_path / "keys.json")]
 
@@ -193,9 +192,9 @@ def requests_of(page: str) -> float:
     return sum(map(float, values))
 
 
-def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):
+def test_workers_are_one_gateway(fused, tmp_path, nereid_key):
     limited = nereid_key("add", "limited", "--scope", "infer", "--rate", "0.001")
-    words = ["--url", url(both_profiles["cpu"], "http"), "--keys", str(tmp_path / "keys.json")]
+    words = ["--url", url(fused, "http"), "--keys", str(tmp_path / "keys.json")]
     (grpc,) = free_ports(1)
     words += ["--workers", "2", "--grpc-port", str(grpc)]
     with gateway(tmp_path / "log", *words) as (process, address), ThreadPoolExecutor(8) as pool:

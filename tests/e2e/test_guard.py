@@ -68,11 +68,6 @@ def guarded(tmp_path_factory):
         yield Guarded(served, keys, secret)
 
 
-@pytest.fixture(params=["http", "grpc"])
-def protocol(request):
-    return request.param
-
-
 def infer(url: str, protocol: str, model: str, tensor, outputs=(), **options) -> Arrays:
     requested = [CLIENTS[protocol].InferRequestedOutput(*output) for output in outputs] or None
     with CLIENTS[protocol].InferenceServerClient(url) as client:

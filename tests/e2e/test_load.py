@@ -22,8 +22,8 @@ CALLERS = 6
 
 
 @pytest.fixture(scope="session")
-def target(both_profiles) -> load.Target:
-    ports = both_profiles["cpu"].options.ports
+def target(fused) -> load.Target:
+    ports = fused.options.ports
     return f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
 
 

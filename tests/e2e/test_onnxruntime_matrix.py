@@ -43,7 +43,6 @@ from tests.tables import cases
 
 pytestmark = pytest.mark.nightly(minutes=2)
 
-PROTOCOLS = ["http", "grpc"]
 # A model that does not load fails its own tests only.
 EACH_ALONE = ("--exit-on-error=false", "--strict-readiness=false")
 # A watchdog: a batch of the preferred size runs immediately, a smaller one would wait this long.
@@ -213,7 +212,6 @@ def await_metric(server, name: str, expected: float, **labels: str) -> None:
     wait_until(lambda: metric(server, name, **labels) == expected, f"{name} {expected}", LAG_S)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_answers_are_those_of_onnx_runtime(server, case, protocol, rng):
     for inputs in case.requests(rng):

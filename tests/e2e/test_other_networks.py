@@ -21,7 +21,6 @@ from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.add import AddRequest, add
 from tests.networks import Arrays, connect, infer, run, serve
-from tests.publishing import server_info_of
 from tests.routes import serve_routes
 
 pytestmark = pytest.mark.nightly(minutes=5)
@@ -106,7 +105,7 @@ PHOTO = Image.open(CHELSEA).convert("RGB")
 def site(tmp_path_factory):
     (repository := tmp_path_factory.mktemp("added") / "models").mkdir()
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
-        yield repository, running.server, server_info_of(running.server)
+        yield repository, running.server, running.server.info()
 
 
 def with_random_weights(source: Path, target: Path) -> Path:

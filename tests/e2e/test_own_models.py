@@ -23,6 +23,7 @@ from tests.labels import LABEL, WORDS
 from tests.recognisers import raw, retrained
 from tests.routes import store_adding, wait_until
 from tests.supervised import Served, serving
+from tests.tables import cases
 from tests.watches import watching
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
@@ -147,11 +148,7 @@ def served(request, tmp_path_factory) -> Iterator[Served]:
         yield running
 
 
-@pytest.mark.parametrize(
-    "store",
-    [store_detectors, store_recognisers, store_embedders],
-    ids=["detector", "recogniser", "embedder"],
-)
+@cases("store", detector=store_detectors, recogniser=store_recognisers, embedder=store_embedders)
 def test_life_of_a_model(served, tmp_path, store):
     server, model, repository = served, store(tmp_path), served.repository
     address = f"127.0.0.1:{server.ports['grpc']}"

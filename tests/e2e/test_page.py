@@ -35,7 +35,6 @@ from tests.gateways import gateway as in_front_of
 from tests.labels import BLANK, LABEL, WORDS
 from tests.networks import serve
 from tests.pictures import exif, save
-from tests.publishing import server_info_of
 from tests.tasks import PHOTO, store_tasks
 from tests.webpage import CONTRASTS, DESK, PHONE, VIOLATIONS, WATCHDOG_S, listening, running_browser, upload
 
@@ -98,7 +97,7 @@ def gateways(tmp_path_factory):
         "slow": key_changes.add(key_file, "slow", ["infer"], 0.1),
     }
     with serve(repository, base, profile="cpu") as server, ExitStack() as stack:
-        server_info = server_info_of(server)
+        server_info = server.info()
         settings = GatewaySettings(url=url(server, "http"))
 
         def gateway(models, settings=settings, ring=None) -> Gateway:

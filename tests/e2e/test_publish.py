@@ -14,7 +14,7 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.processes import in_background
 from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.routes.change import RunningServer, Superseded, change, propose_weights
+from nereid.models.routes.change import Superseded, change, propose_weights
 from nereid.models.routes.location import find_route
 from nereid.repository.repository_index import versions_on_disk
 from nereid.server.run_dir import ServerInfo
@@ -28,7 +28,6 @@ from tests.publishing import (
     candidate,
     contents,
     publish_number,
-    server_info_of,
     store_published,
 )
 from tests.routes import ALL_VERSIONS, Load, RouteResponse, X, answered_by, serve_routes, wait_until
@@ -38,8 +37,6 @@ CYCLES = 100 if IS_PROOF else 3
 CALLERS = 8
 SETTLED = 10
 GROWTH = 1.10
-# For what does not depend on the version_policy.
-once = pytest.mark.parametrize("served", [ALL_VERSIONS], ids=["all"], indirect=True)
 
 
 @pytest.fixture(
@@ -56,7 +53,7 @@ def served(request, tmp_path_factory):
 
 @pytest.fixture
 def server_info(served):
-    return server_info_of(served.server)
+    return served.server.info()
 
 
 def policies(repository) -> set[str]:
@@ -126,8 +123,8 @@ def wrong(load: Load, added: dict[int, int]) -> list[RouteResponse | Exception]:
     ]
 
 
-@once
 @pytest.mark.slow
+@pytest.mark.parametrize("served", [ALL_VERSIONS], ids=["all"], indirect=True)  # it does not depend on it
 def test_publishing_and_rolling_back_under_load_loses_nothing(served, server_info, tmp_path):
     repository, memory, added = served.repository, [], {1: 1}
     operator = partial(fidget, repository, server_info)
@@ -151,6 +148,6 @@ def fidget(repository: Path, server_info: ServerInfo, is_over: threading.Event) 
     """Change the weight of variant `v1` continually, as another operator might."""
     for weight in itertools.cycle((100, 101)):
         with suppress(Superseded):  # by the publisher
-            change(find_route(repository, ROUTE), propose_weights({"v1": weight}), RunningServer(server_info))
+            change(find_route(repository, ROUTE), propose_weights({"v1": weight}), server_info)
         if is_over.wait(0.2):
             return

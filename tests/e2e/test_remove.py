@@ -14,7 +14,7 @@ from nereid.models.publish.add import AddProposal, AddRequest, add
 from nereid.models.publish.remove import reload, remove
 from nereid.server.model_control import ModelControl
 from tests.pictures import save
-from tests.publishing import contents, server_info_of, store_published
+from tests.publishing import contents, store_published
 from tests.routes import serve_routes, wait_until
 from tests.user_networks import UserNetwork
 
@@ -28,7 +28,7 @@ def site(tmp_path_factory):
     repository = tmp_path_factory.mktemp("site") / "models"
     store_published(repository)
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
-        yield repository, server_info_of(running.server)
+        yield repository, running.server.info()
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from nereid.models.routes.location import read_route_file
 from nereid.server import run_dir
 from tests import routes
 from tests.networks import client_input
-from tests.publishing import server_info_of
 from tests.rollouts import ROUTE, Rollouts, before
 from tests.supervised import calling, serving
 
@@ -32,7 +31,7 @@ ROLLOUT_S = 300
 
 class Rollout(Rollouts):
     def __init__(self, served: routes.RouteServer, base: Path) -> None:
-        super().__init__(served.repository, server_info_of(served.server), hold_s=1, slo_ms=250)
+        super().__init__(served.repository, served.server.info(), hold_s=1, slo_ms=250)
         self.served, self.base, self.repository = served, base, served.repository
 
     @contextlib.contextmanager
@@ -68,7 +67,7 @@ def rollouts(tmp_path_factory):
         run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(base)}), repository) as folder,
         routes.serve_routes(repository, folder) as served,
     ):
-        run_dir.write(folder, server_info_of(served.server))
+        run_dir.write(folder, served.server.info())
         yield Rollout(served, base)
 
 

@@ -77,17 +77,9 @@ def served(tmp_path_factory):
         yield running
 
 
-@pytest.fixture(scope="module")
-def last():
-    return {}
-
-
 @pytest.fixture
-def base(served, last):
-    path = served.path("route")
-    if not path.exists() or path.read_bytes() != last.get("file"):
-        served.use("route", BASE)
-        last["file"] = path.read_bytes()
+def base(served):
+    served.use("route", BASE)
     return served
 
 
@@ -107,7 +99,6 @@ def unique(request):
     return "t" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("way", ["headers", "parameters"])
 def test_route_parameters_are_headers_or_parameters(base, protocol, way):
     below = RULED | {"x-route-key": KEYS["plain"]}
@@ -119,7 +110,6 @@ def test_route_parameters_are_headers_or_parameters(base, protocol, way):
     assert outcomes == [(("ruled", "3", "header"), 30), (("pinned", "2", "variant"), 2)]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("names", [("route_reason", "scores"), ()], ids="+".join)
 def test_every_image_of_a_batch_gets_the_requested_outputs(base, protocol, names):
     rows, words = 8, {"variant": b"ruled", "version": b"3", "route_reason": b"variant"}
@@ -132,9 +122,6 @@ def test_every_image_of_a_batch_gets_the_requested_outputs(base, protocol, names
     np.testing.assert_array_equal(got["scores"], x + 30)
     for name in {*got} - {"scores"}:
         assert got[name].tolist() == [[words[name]]] * rows
-
-
-# The route file
 
 
 def test_wrong_file_changes_nothing_and_is_logged(base):
@@ -182,9 +169,6 @@ def test_changes_under_load_fail_no_request(served):
     assert (served.stubs("route"), served.logged("loading", logged)) == (pids, [])
 
 
-# Limits and deadlines
-
-
 def test_one_instance_holds_64_requests_and_rejects_the_next(puppets, unique):
     puppets.use("route", document(variant(unique, "puppet", 1), max_in_flight=64))
     labels = {"route": "route", "variant": unique}
@@ -210,7 +194,6 @@ def test_one_instance_holds_64_requests_and_rejects_the_next(puppets, unique):
     puppets.wait_metric(128, "requests_total", outcome="ok", **labels)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("owner", ["variant", "request"])
 def test_late_response_is_an_error_in_time(puppets, unique, protocol, owner):
     more = {"deadline_ms": 300} if owner == "variant" else {}
@@ -230,9 +213,6 @@ def test_late_response_is_an_error_in_time(puppets, unique, protocol, owner):
     puppets.wait_metric(1, "late_total", variant=unique)
     puppets.wait_metric(0, "in_flight", variant=unique)
     assert puppets.send("route", protocol).origin == (unique, "1", "weight")
-
-
-# Shadows
 
 
 @pytest.mark.slow
@@ -278,9 +258,6 @@ def test_shadow_is_compared_with_the_answer(puppets, unique):
         puppets.wait_metric(10, f"{name}_count", shadow=f"{unique}s")
     distance = puppets.metric("shadow_score_distance_sum", shadow=f"{unique}s") / 10
     assert distance == pytest.approx(0.05, abs=1e-5)
-
-
-# Variants that fail
 
 
 @pytest.mark.slow

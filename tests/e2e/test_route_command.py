@@ -10,6 +10,7 @@ from nereid.application.repository_models import RepositoryRoute
 from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.cli.main import app
 from nereid.gateway.failures import Failure
+from nereid.gateway.route_control import Weights
 from nereid.tasks.classify.client import Classifier
 from tests.routes import wait_until
 from tests.supervised import serving
@@ -67,7 +68,7 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
     before = route.show()
     assert (before.model, before.is_served) == ("classify", True)
 
-    after = route.set_weights({"v1": 25, "v2": 75}, before.generation, "key 'alice'")
+    after = route.set_weights(Weights({"v1": 25, "v2": 75}, before.generation), "key 'alice'")
 
     assert (after.generation, after.is_served) == (before.generation + 1, True)
     shares = [(variant.name, variant.version, variant.share) for variant in after.variants]
@@ -75,9 +76,9 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
     (last, *_) = json.loads(nereid("history", "--json").stdout)
     assert last["note"] == "set through the gateway by key 'alice'"
     with pytest.raises(Failure, match=f"generation {before.generation}, got {after.generation}"):
-        route.set_weights({"v1": 1}, before.generation, "")
+        route.set_weights(Weights({"v1": 1}, before.generation), "")
     with pytest.raises(Failure, match="unknown variant 'v9': expected one of v1, v2"):
-        route.set_weights({"v9": 1}, None, "")
+        route.set_weights(Weights({"v9": 1}), "")
     assert route.show().generation == after.generation
     with pytest.raises(Failure, match="the route cannot be read"):
         RepositoryRoute(served.repository / "classify", "", lambda: None).show()

@@ -197,11 +197,10 @@ def test_broken_repository_is_rejected_with_model_and_field(
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_port_of_another_server_is_never_ready(both_profiles, tmp_path, environment):
+def test_port_of_another_server_is_never_ready(fused, tmp_path, environment):
     """A response on the port counts only if it is this server's own."""
-    server = both_profiles["cpu"]
-    occupied_ports = replace(server.options.ports, grpc=free_ports(1)[0])
-    late = EmbeddedServer(replace(server.options, ports=occupied_ports), tmp_path, environment)
+    occupied_ports = replace(fused.options.ports, grpc=free_ports(1)[0])
+    late = EmbeddedServer(replace(fused.options, ports=occupied_ports), tmp_path, environment)
 
     with pytest.raises(ServerError, match=r"http port .* cannot be used"):
         late.start()

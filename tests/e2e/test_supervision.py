@@ -7,11 +7,15 @@ import shutil
 import signal
 import stat
 import time
+from collections import Counter
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from nereid.backends.triton import stub_processes
 from nereid.base.assets import COFFEE, REPOSITORY
@@ -22,18 +26,20 @@ from nereid.server.model_control import ModelControl, Refused
 from nereid.tasks.classify.client import Classifier
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
-from tests.networks import ONE_INSTANCE, store
+from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, fragile
+from tests.networks import ONE_INSTANCE, client_input, store
 from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, adding, document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, image_input, serving, store_eyes
 
 # Of each kind of process: 2 in CI, 20 in `make proof`.
 KILLS = max(2, REQUESTS // 1000)
+TWO_INSTANCES = "instance_group { kind: KIND_CPU count: 2 }\n"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of models with images, routes to them, and a model whose config is incomplete."""
+    """A server of models with images, routes to them, and models with an incomplete config or a weakness."""
     base = tmp_path_factory.mktemp("supervision")
     repository = base / "repository"
     store_eyes(repository, "eyes", 10)
@@ -41,6 +47,7 @@ def served(tmp_path_factory):
     store_eyes(repository, "slow", 30, sleep_s=0.01)
     store_eyes(repository, "single", 40, instances=1)
     store(repository, "bare", adding(1), config=None)
+    store(repository, "fragile", fragile(), FRAGILE_IO + TWO_INSTANCES)
     full = document(variant("eyes", "eyes", 1), max_in_flight=1)
     store_router(repository, "full", full, config=ONE_INSTANCE + IMAGE_TO_SCORES)
     store_router(repository, "look", document(variant("both", "slow", 1)), config=IMAGE_TO_SCORES)
@@ -170,6 +177,44 @@ def test_dead_instance_is_not_a_dead_variant(served, number, cause):
     assert "variant 'both': breaker open" not in served.log
     assert served.metric("repairs_total", model="slow", cause=cause) >= 1
     assert served.numbers("alone") == [41.0] * 4
+
+
+def infer(served: Served, *shape: int) -> np.ndarray:
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
+        return client.infer("fragile", [client_input("grpc", "shape", np.array(shape))]).as_numpy("y")
+
+
+def outcome(served: Served) -> str:
+    try:
+        answer = infer(served, 2, 2)
+    except InferenceServerException as error:
+        return str(error.message())
+    return "right" if answer.tolist() == [[1, 1], [1, 1]] else f"wrong: {answer}"
+
+
+@pytest.mark.slow
+def test_instance_with_a_broken_device_is_replaced(served):
+    before = {stub.process for stub in served.stubs("fragile")}
+
+    with pytest.raises(InferenceServerException) as raised:
+        infer(served, 3, 3)
+    texts: Counter[str] = Counter()
+
+    def is_repaired() -> bool:
+        texts[outcome(served)[:27]] += 1
+        return served.metric("repairs_total", model="fragile", cause="device") == 1
+
+    wait_until(is_repaired, "repair")
+
+    # Half of the processes still answer, and none of the others hangs.
+    assert texts.keys() <= {"right", "unavailable: device failed:"}
+
+    assert raised.value.message().startswith("unavailable: device failed: onnx runtime error 1: ")
+    assert ILLEGAL_ACCESS in raised.value.message()
+    assert infer(served, 2, 2).shape == (2, 2)
+    wait_until(lambda: not before & {stub.process for stub in served.stubs("fragile")}, "new processes")
+    assert "supervisor: model 'fragile' version 1 had a failed device" in served.log
+    assert served.triton_metric("nereid_onnxruntime_device_failures_total", model="fragile") == 1
 
 
 def waited_for(supervisor: int) -> int:

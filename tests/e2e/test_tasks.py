@@ -363,7 +363,6 @@ def test_gateway_reads_fields_and_old_encodings(gateway):
 
 
 @fused
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
     """NVIDIA's own client gets three lines, none, and an error of one image per request.
 

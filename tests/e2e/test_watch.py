@@ -7,7 +7,7 @@ import pytest
 
 from nereid.server import run_dir
 from tests import routes
-from tests.publishing import ONLY_FIRST, added, server_info_of
+from tests.publishing import ONLY_FIRST, added
 from tests.watches import SETTLE_S, watching
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def site(tmp_path_factory):
         run_dir.occupy(run_dir.root(environment), repository) as folder,
         routes.serve_routes(repository, folder) as served,
     ):
-        run_dir.write(folder, server_info_of(served.server))
+        run_dir.write(folder, served.server.info())
         yield served, environment
 
 

@@ -3,12 +3,10 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,33 +14,13 @@ import pytest
 from nereid.base.assets import COFFEE
 from tests.commands import captured
 from tests.conftest import ROOT
+from tests.environments import TIMEOUT_S, Environment
 
 pytestmark = pytest.mark.nightly(minutes=2)
 
-INSTALL_S, COMMAND_S = 900, 180
+STOP_S = 180
 # Names that other distributions own, or that hold no product code.
 FOREIGN = {"clients", "loadtest", "ops", "python_backend", "tests", "tools"}
-
-
-@dataclass(frozen=True)
-class Installed:
-    environment: Path
-    folder: Path
-
-    def popen(self, *words: str, **options) -> subprocess.Popen:
-        """Start a program of the environment; nothing of this test's Python reaches it."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL"))}
-        variables = kept | {"XDG_RUNTIME_DIR": str(self.environment.parent)}
-        program = [str(self.environment / "bin" / words[0]), *words[1:]]
-        return subprocess.Popen(
-            program, cwd=self.folder, env=variables, text=True, stdout=subprocess.PIPE, **options
-        )
-
-    def run(self, *words: str) -> str:
-        process = self.popen(*words, stderr=subprocess.PIPE)
-        output, errors = process.communicate(timeout=INSTALL_S if words[0] == "pip" else COMMAND_S)
-        assert process.returncode == 0, errors[-3000:] + output[-1000:]
-        return output
 
 
 def interpreter(version: str) -> str:
@@ -57,7 +35,7 @@ def interpreter(version: str) -> str:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
-    done = captured([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], timeout=INSTALL_S)
+    done = captured([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
     return folder
 
@@ -67,14 +45,14 @@ def installed(request, built, tmp_path_factory):
     python = interpreter(request.param)
     base = tmp_path_factory.mktemp("user")
     (base / "empty").mkdir()
-    installed = Installed(base / "venv", base / "empty")
-    subprocess.run([python, "-m", "venv", str(installed.environment)], check=True, timeout=INSTALL_S)
+    installed = Environment(base / "venv", base / "empty")
+    subprocess.run([python, "-m", "venv", str(installed.path)], check=True, timeout=TIMEOUT_S)
     (wheel,) = built.glob("*.whl")
     installed.run(
         "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[embedded,cpu,publish]"
     )
     yield installed
-    shutil.rmtree(installed.environment)
+    shutil.rmtree(installed.path)
 
 
 def test_wheel_owns_one_package(built):
@@ -111,21 +89,13 @@ def test_demo_and_check_run_in_an_empty_folder(installed):
 
 
 def test_own_repository_is_served_and_classifies(installed, tmp_path):
-    repository = tmp_path / "own"
-    installed.run("nereid", "init", str(repository))
-    words = ("serve", "--repository", str(repository), "--http-port=0", "--grpc-port=0", "--metrics-port=0")
-    with (tmp_path / "log").open("w") as log:
-        server = installed.popen("nereid", *words, stderr=log)
-        try:
-            ready = server.stdout.readline()
-            assert ready, (tmp_path / "log").read_text()[-3000:]
-            code = (
-                "import sys; from nereid import Classifier\n"
-                "with Classifier(sys.argv[1]) as c: print(c.classify(sys.argv[2], top_k=1).labels[0].name)"
-            )
-            url = f"127.0.0.1:{json.loads(ready)['grpc']}"
-            assert installed.run("python", "-c", code, url, str(COFFEE)).strip() == "espresso"
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=COMMAND_S)
-    assert server.returncode == 0
+    installed.run("nereid", "init", repository := tmp_path / "own")
+    words = ("serve", "--repository", repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    code = (
+        "import sys; from nereid import Classifier\n"
+        "with Classifier(sys.argv[1]) as c: print(c.classify(sys.argv[2], top_k=1).labels[0].name)"
+    )
+    with installed.announcing(tmp_path / "log", "nereid", *words) as (server, ports):
+        assert installed.run("python", "-c", code, f"127.0.0.1:{ports['grpc']}", COFFEE) == "espresso\n"
+        server.terminate()
+        assert server.wait(STOP_S) == 0

@@ -190,15 +190,15 @@ def test_memory_is_what_the_groups_leave(membership, files, left, tmp_path):
     ),
 )
 def test_kills_for_lack_of_memory_are_described(membership, limits, name, text, tmp_path):
-    kills = processes.MemoryKills(groups(tmp_path, membership, {name: text.format(3)} | limits))
+    reached = processes.ReachedLimits(groups(tmp_path, membership, {name: text.format(3)} | limits))
 
-    assert kills.new() == ""
+    assert reached.new_kills() == ""
     groups(tmp_path, membership, {name: text.format(5)})
-    assert kills.new() == (
+    assert reached.new_kills() == (
         "out of memory: the kernel killed 2 process(es) of this control group; the limit is 350 MB; "
         "fix: a higher limit, or fewer instances (count in config.pbtxt)"
     )
-    assert kills.new() == ""
+    assert reached.new_kills() == ""
 
 
 @cases(
@@ -210,20 +210,21 @@ def test_refused_processes_are_described(membership, folders, limit, tmp_path):
     """A group around the own one may have the limit."""
     events = {f"{folder}/pids.events": "max 3\n" for folder in folders}
     limits = {f"{folders[-1]}/pids.max": limit, f"{folders[0]}/pids.current": "1"}
-    refusals = processes.ProcessRefusals(groups(tmp_path, membership, events | limits))
+    reached = processes.ReachedLimits(groups(tmp_path, membership, events | limits))
 
-    assert refusals.new() == ""
+    assert reached.new_refusals() == ""
     groups(tmp_path, membership, {f"{folders[0]}/pids.events": "max 5\n"})
-    assert refusals.new() == (
+    assert reached.new_refusals() == (
         "process limit reached: the kernel refused 2 process(es) or thread(s) of this control group; the "
         f"limit is {limit.replace('max', 'inf')}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
     )
-    assert refusals.new() == ""
+    assert reached.new_refusals() == ""
 
 
 def test_kills_are_unknown_without_control_groups(tmp_path):
-    assert processes.MemoryKills(ControlGroups(tmp_path, tmp_path / "none")).new() == ""
-    assert processes.MemoryKills(groups(tmp_path, "0::/\n", {"memory.events": "low 0\noom 1\n"})).new() == ""
+    assert processes.ReachedLimits(ControlGroups(tmp_path, tmp_path / "none")).new_kills() == ""
+    older = groups(tmp_path, "0::/\n", {"memory.events": "low 0\noom 1\n"})
+    assert processes.ReachedLimits(older).new_kills() == ""
 
 
 WATCHDOG_S = 60

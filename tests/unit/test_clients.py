@@ -27,7 +27,7 @@ from nereid.cli.options import collect
 from nereid.client import client_errors as errors
 from nereid.client import retry
 from nereid.client.request import check_options, image_tensor, region_tensor
-from nereid.client.rest import JSON_LENGTH_HEADER, Request, RestMethods
+from nereid.client.rest import JSON_LENGTH_HEADER, RestClient
 from nereid.client.retry import Attempts, RetryBudget
 from nereid.tasks.classify.client import AsyncClassifier, Classifier
 from nereid.tasks.classify.result import Label, labels
@@ -250,19 +250,6 @@ def test_failed_request_leaves_nothing_to_the_collector(way, step):
         gc.enable()
 
     assert Image.gone
-
-
-HEAD, _, BODY = PREDICTION.partition(b"\r\n\r\n")
-
-
-@both_ways
-@cases(
-    "head", close=HEAD + b"\r\nConnection: close", no_length=re.sub(rb"\nContent-Length: \d+\r", b"", HEAD)
-)
-def test_answer_that_ends_with_its_connection_is_read(way, head):
-    script = Script(head + b"\r\n\r\n" + BODY, hangs_up=True, gap_s=0.02)
-    with serving(script) as url, opened(way, url, "http") as classifier:
-        assert classifier.classify(PHOTO).timings.attempts == 1
 
 
 FORKED = """
@@ -531,9 +518,9 @@ def test_folders_are_searched_for_images(tmp_path):
 FILES = [b"one", b"", b"three"]
 
 
-class Recorded(RestMethods):
-    def _send(self, request: Request) -> Request:
-        return request
+class Recorded(RestClient):
+    async def _send(self, method, path, headers, body, read):
+        return headers, b"".join(body)
 
 
 @pytest.mark.parametrize("memory", ["sent", "shared"])
@@ -548,7 +535,7 @@ def test_request_is_that_of_tritonclient(memory):
     options = check_options({"top_k": 3, "request_id": "7"}, 30.0)
 
     arguments = options.infer_arguments("http", ours, ["scores", "variant"], "scores", 2.0)
-    sent = Recorded().infer("m", **arguments)
+    headers, sent = asyncio.run(Recorded("h:1").infer("m", **arguments))
 
     outputs = [
         tritonclient.http.InferRequestedOutput("scores", class_count=3),
@@ -556,7 +543,7 @@ def test_request_is_that_of_tritonclient(memory):
     ]
     client = tritonclient.http.InferenceServerClient
     body, json_size = client.generate_request_body([theirs], outputs, request_id="7", timeout=2_000_000)
-    head = int(sent.headers.get(JSON_LENGTH_HEADER, len(b"".join(sent.body))))
-    assert (JSON_LENGTH_HEADER in sent.headers) == (json_size is not None)
-    assert json.loads(b"".join(sent.body)[:head]) == json.loads(body[:json_size])
-    assert b"".join(sent.body)[head:] == body[json_size or len(body) :]
+    head = int(headers.get(JSON_LENGTH_HEADER, len(sent)))
+    assert (JSON_LENGTH_HEADER in headers) == (json_size is not None)
+    assert json.loads(sent[:head]) == json.loads(body[:json_size])
+    assert sent[head:] == body[json_size or len(body) :]

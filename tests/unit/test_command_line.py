@@ -118,12 +118,9 @@ def test_failure_ends_with_one_line_that_has_the_reason(words, status, tmp_path)
     ("serve --host 0.0.0.0 --allow-shm", "--allow-shm needs --unguarded"),
     ("serve --host 0.0.0.0 --unguarded --allow-shm", "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
     ("serve --guard -- --http-port=1", "cannot be used with: --http-port=1"),
-    ("classify", "nothing to classify"),
     ("classify /nonexistent.jpg", "'/nonexistent.jpg' does not exist"),
     ("classify {coffee} --protocol smtp", "smtp"),
     ("classify {coffee} --url http://localhost:8000", "--url must be HOST:PORT without"),
-    ("classify {coffee} --json --csv", "exclude each other"),
-    ("classify --watch /tmp --json", "fix: --jsonl"),
 )
 def test_wrong_usage_is_exit_code_2(words, message):
     done = run(*words.format(coffee=assets.COFFEE).split(), NEREID_REPOSITORY=str(assets.REPOSITORY))

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nereid.base.config.model_config import ServedTensor
 from nereid.base.contract import MAX_OBJECTS
 from nereid.base.errors import InferenceFailed
 from nereid.tasks.detect import detector as detectors
 from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head
-from nereid.tasks.detect.layouts import InputSize, NetworkOutput
+from nereid.tasks.detect.layouts import InputSize
 from nereid.vision.imaging.decode import ImageLimits
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
@@ -25,7 +26,7 @@ SAME = Transform(SIDE, SIDE, resize="exact")
 def detector_of(head: str, transform: Transform = SAME, **more) -> ObjectFinder:
     arrays = TestDetector(head).outputs()
     types = {name: "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32" for name, rows in arrays.items()}
-    outputs = [NetworkOutput(name, types[name], rows.shape) for name, rows in arrays.items()]
+    outputs = [ServedTensor(name, types[name], rows.shape) for name, rows in arrays.items()]
     return ObjectFinder(find_head(outputs, FRAME, head), transform, ImageLimits(), CLASSES, **more)
 
 
@@ -109,7 +110,7 @@ def test_known_objects_of_every_head(head):
 )
 def test_forms_of_suppressed_outputs(form, arrays):
     types = {"labels": "TYPE_INT64", "num": "TYPE_INT64"}
-    outputs = [NetworkOutput(name, types.get(name, "TYPE_FP32"), dims) for name, dims in form.items()]
+    outputs = [ServedTensor(name, types.get(name, "TYPE_FP32"), dims) for name, dims in form.items()]
 
     head = find_head(outputs, FRAME)
     hits = ObjectFinder(head, SAME, ImageLimits()).find((SIDE, SIDE), arrays)
@@ -119,8 +120,8 @@ def test_forms_of_suppressed_outputs(form, arrays):
     assert (hits.scores.tolist(), hits.classes.tolist()) == ([0.5], [2])
 
 
-def matrix(*dims: int, name: str = "output0") -> NetworkOutput:
-    return NetworkOutput(name, "TYPE_FP32", dims)
+def matrix(*dims: int, name: str = "output0") -> ServedTensor:
+    return ServedTensor(name, "TYPE_FP32", dims)
 
 
 DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]

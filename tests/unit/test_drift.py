@@ -22,7 +22,7 @@ from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
 from nereid.insight.drift.recording import History, RecordedInterval, series_counts
 from tests.tables import cases
 
-TARGET = MonitoredVariant("v1", "net_v1", 1, "7", "net_v1", 1)
+TARGET = MonitoredVariant("r", "v1", "net_v1", 1, "7", "net_v1", 1)
 NOW = 1_000_000.0
 PAGE = """
 nereid_route_confidence_bucket{le="0.1",model_instance="r_0_0",route="r",variant="v1",version="7"} 1
@@ -45,7 +45,7 @@ def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> VariantSigna
     rng = np.random.default_rng(seed)
     values = {name: rng.beta(4, 4, images).tolist() for name in recording.BOUNDS}
     values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
-    signals = VariantSignals(TARGET, "r")
+    signals = VariantSignals(TARGET)
     best = rng.integers(0, 5, images).tolist()
     signals.add_outputs(
         QualitySignals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS})
@@ -59,7 +59,7 @@ def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> VariantSigna
 def reference_of(measured: VariantSignals) -> reference_file.Reference:
     classes = (0, 1, 2)
     created = datetime.datetime.fromtimestamp(NOW - 60, datetime.UTC)
-    mine = baseline.reference_of(TARGET, "r", measured.window, measured.images, classes)
+    mine = baseline.reference_of(TARGET, measured.window, measured.images, classes)
     return reference_file.Reference(created, "photos", (mine,), classes)
 
 
@@ -98,7 +98,7 @@ def test_bucket_that_lags_behind_counts_once():
 
 
 def test_value_on_a_bound_belongs_to_the_bucket_below_it():
-    measured = VariantSignals(TARGET, "r")
+    measured = VariantSignals(TARGET)
 
     measured.add_outputs(QualitySignals(found=[0, 1, 5, 999]))
 
@@ -144,7 +144,7 @@ def test_classes_count_only_with_their_reference():
 
 
 def verdicts(window: recording.SeriesCounts, reference: reference_file.Reference) -> dict[str, str]:
-    return {drift.signal: drift.verdict for drift in compare(TARGET, "r", window, reference)}
+    return {drift.signal: drift.verdict for drift in compare(TARGET, window, reference)}
 
 
 def test_only_the_changed_signal_drifts():
@@ -177,9 +177,9 @@ OTHER = "the reference is of version 1 of 'net_v1', the route serves version "
 
 @cases(
     same=(TARGET, ""),
-    new_variant=(MonitoredVariant("v2", "net_v1", 1, "7"), "the reference does not have this variant"),
-    new_version=(MonitoredVariant("v1", "net_v1", 2, "8"), OTHER + "2"),
-    other_model=(MonitoredVariant("v1", "other", 1, "7"), OTHER + "1"),
+    new_variant=(MonitoredVariant("r", "v2", "net_v1", 1, "7"), "the reference does not have this variant"),
+    new_version=(MonitoredVariant("r", "v1", "net_v1", 2, "8"), OTHER + "2"),
+    other_model=(MonitoredVariant("r", "v1", "other", 1, "7"), OTHER + "1"),
 )
 def test_reference_of_another_model_is_not_used(target, reason):
     problem = why_not(target, reference_of(drawn(1)))
@@ -234,11 +234,11 @@ def recorded(seconds: float, measured: VariantSignals) -> History:
 
 def test_traffic_becomes_the_reference():
     """The classes are those of the reference before; a variant without traffic is left out."""
-    targets, lines = [TARGET, MonitoredVariant("v2", "net_v2", 1, "8", "net_v2", 1)], []
+    targets, lines = [TARGET, MonitoredVariant("r", "v2", "net_v2", 1, "8", "net_v2", 1)], []
     created = datetime.datetime.fromtimestamp(NOW - 7200, datetime.UTC)
     old = msgspec.structs.replace(reference_of(drawn(2)), created=created)
 
-    made = from_traffic(recorded(3600, drawn(1)), "r", targets, 3600, NOW, old, lines.append)
+    made = from_traffic(recorded(3600, drawn(1)), targets, 3600, NOW, old, lines.append)
 
     assert [*made.variants] == [*reference_of(drawn(1)).variants]
     assert lines == ["variant 'v2' is left out: 0 images in 1 h 0 min"]
@@ -246,13 +246,13 @@ def test_traffic_becomes_the_reference():
 
 def test_too_little_traffic_is_an_error():
     with pytest.raises(OperationFailed, match="expected 1 h 0 min of recorded traffic, got 10 min"):
-        from_traffic(recorded(600, drawn(1)), "r", [TARGET], 3600, NOW, None, print)
+        from_traffic(recorded(600, drawn(1)), [TARGET], 3600, NOW, None, print)
     with pytest.raises(OperationFailed, match="expected at least 100 images"):
-        from_traffic(recorded(3600, drawn(1, 20)), "r", [TARGET], 3600, NOW, None, print)
+        from_traffic(recorded(3600, drawn(1, 20)), [TARGET], 3600, NOW, None, print)
 
 
 def test_gauges_have_every_signal():
-    signals = compare(TARGET, "r", drawn(2).window, reference_of(drawn(1)))
+    signals = compare(TARGET, drawn(2).window, reference_of(drawn(1)))
     variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", signals)
     not_compared = VariantDrift("v2", "net_v2", 1, 0, None, None, "no reference")
 

@@ -15,14 +15,14 @@ from nereid.base import errors
 from nereid.base.config.model_config import TensorSpec
 from tests.routes import document, variant
 from tests.tables import cases
-from tests.unit import test_router
+from tests.variants import CAT, KEY_V1, KEY_V2, ROUTE, TO_V2, V1, V2, Request, World, dead, in_use
 
 V3 = Variant("v3", "m3", 1, 0)
-CHAIN = replace(test_router.ROUTE, variants=(test_router.V1, test_router.V2, V3), fallbacks=("v3",))
-PATIENT = replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=60_000), V3))
+CHAIN = replace(ROUTE, variants=(V1, V2, V3), fallbacks=("v3",))
+PATIENT = replace(CHAIN, variants=(V1, replace(V2, deadline_ms=60_000), V3))
 
 
-class SlowlyChecked(test_router.Request):
+class SlowlyChecked(Request):
     """A request for which the check of its client takes time, so that its next attempt begins later."""
 
     def is_cancelled(self) -> bool:
@@ -30,60 +30,60 @@ class SlowlyChecked(test_router.Request):
         return super().is_cancelled()
 
 
-def answering(route=test_router.ROUTE) -> test_router.World:
-    world = test_router.World(route)
-    loaded = test_router.in_use(replace(route, answer={"scores": 0}))
+def answering(route=ROUTE) -> World:
+    world = World(route)
+    loaded = in_use(replace(route, answer={"scores": 0}))
     world.router.use(
         LoadedRoute(loaded.route, "", loaded.network_versions, {"scores": np.zeros(2, np.float32)})
     )
     return world
 
 
-def counted(world: test_router.World, family: str, *names: str) -> dict[tuple[str, ...], float]:
+def counted(world: World, family: str, *names: str) -> dict[tuple[str, ...], float]:
     counts = {labels: n for (name, labels), n in world.counts.items() if name == family}
     return {tuple(dict(labels)[name] for name in names): n for labels, n in counts.items()}
 
 
-def fallbacks(world: test_router.World) -> dict[tuple[str, ...], float]:
+def fallbacks(world: World) -> dict[tuple[str, ...], float]:
     return counted(world, "fallbacks_total", "from", "to", "reason")
 
 
-def attempts(world: test_router.World) -> dict[tuple[str, ...], float]:
+def attempts(world: World) -> dict[tuple[str, ...], float]:
     return counted(world, "requests_total", "variant", "outcome", "reason")
 
 
 def test_variants_are_tried_in_order():
-    world = test_router.World(CHAIN)
+    world = World(CHAIN)
     world.fail("m1", errors.Unavailable("x"))
     world.fail("m2", errors.Unavailable("x"))
 
-    assert world.send(test_router.KEY_V2).outcome == ("v3", "13", "retry")
+    assert world.send(KEY_V2).outcome == ("v3", "13", "retry")
     assert world.called == ["m2", "m1", "m3"]
     expected = ("v2", "unavailable", "route-key"), ("v1", "unavailable", "retry"), ("v3", "ok", "retry")
     assert attempts(world) == dict.fromkeys(expected, 1)
-    assert world.send(test_router.KEY_V2).outcome == ("v3", "13", "breaker")
+    assert world.send(KEY_V2).outcome == ("v3", "13", "breaker")
     assert world.send().outcome == ("v3", "13", "breaker")
     assert world.called == ["m2", "m1", "m3", "m3", "m3"]
     expected = ("v2", "v3", "retry"), ("v2", "v3", "breaker"), ("v1", "v3", "breaker")
     assert fallbacks(world) == dict.fromkeys(expected, 1)
     world.fail("m3", errors.Unavailable("no m3"))
-    assert world.send(test_router.KEY_V2).outcome == "unavailable: no m3"
-    refused = world.send(test_router.KEY_V2).outcome
+    assert world.send(KEY_V2).outcome == "unavailable: no m3"
+    refused = world.send(KEY_V2).outcome
     assert refused.startswith("unavailable: no healthy variant: 'v2', 'v1', 'v3'")
     assert sum(fallbacks(world).values()) == 3
 
 
 def test_exhausted_request_counts_for_its_own_variant():
-    world = test_router.World(CHAIN)
+    world = World(CHAIN)
     for model in ("m1", "m3"):
         world.fail(model, errors.Unavailable("x"))
-    world.send(test_router.KEY_V1)
+    world.send(KEY_V1)
     world.counts.clear()
 
-    world.send(test_router.KEY_V1)
+    world.send(KEY_V1)
     assert attempts(world) == {("v1", "unavailable", "route-key"): 1}
     world.fail("m2", errors.Unavailable("x"))
-    world.send(test_router.KEY_V2)
+    world.send(KEY_V2)
     assert attempts(world) == {
         ("v1", "unavailable", "route-key"): 1,
         ("v2", "unavailable", "route-key"): 1,
@@ -93,10 +93,10 @@ def test_exhausted_request_counts_for_its_own_variant():
 
 def test_durations_of_replacements_are_apart():
     """A response in place of another variant, perhaps after a wait for it, is not compared in rollouts."""
-    world = test_router.World(CHAIN)
+    world = World(CHAIN)
     world.fail("m1", errors.Unavailable("x"))
-    world.send(test_router.KEY_V1)
-    world.send(test_router.KEY_V1)
+    world.send(KEY_V1)
+    world.send(KEY_V1)
     world.send({"x-variant": "v3"})
 
     name = "request_duration_seconds"
@@ -108,21 +108,21 @@ def test_durations_of_replacements_are_apart():
 
 def test_fallbacks_need_no_retry_budget():
     """All requests that were in flight when a device failed are answered."""
-    world = test_router.World(CHAIN)
+    world = World(CHAIN)
     requests = []
     for _ in range(40):
         world.fail("m2", errors.Unavailable("device failed: x"))
         world.now += 5.0  # the breaker lets a trial through
-        requests.append(world.send(test_router.KEY_V2).outcome)
+        requests.append(world.send(KEY_V2).outcome)
     assert requests == [("v1", "11", "retry")] * 40
 
 
 @cases(
-    forced=(test_router.TO_V2, errors.Unavailable("x")),
-    invalid=(test_router.KEY_V2, errors.InvalidImage("x")),
-    failed=(test_router.KEY_V2, errors.InferenceFailed("x")),
-    overload=(test_router.KEY_V2, errors.Overloaded("x")),
-    late=(test_router.KEY_V2, errors.DeadlineExceeded("x")),
+    forced=(TO_V2, errors.Unavailable("x")),
+    invalid=(KEY_V2, errors.InvalidImage("x")),
+    failed=(KEY_V2, errors.InferenceFailed("x")),
+    overload=(KEY_V2, errors.Overloaded("x")),
+    late=(KEY_V2, errors.DeadlineExceeded("x")),
 )
 def test_other_errors_have_no_fallback(parameters, error):
     """Another variant would fail for the same reason, or has its own work to do."""
@@ -135,33 +135,33 @@ def test_other_errors_have_no_fallback(parameters, error):
 
 def test_request_that_kills_processes_kills_two():
     """It may be the cause of a death; further fallbacks are not risked."""
-    world = test_router.World(CHAIN)
+    world = World(CHAIN)
     world.fail("m1", errors.StubDied("x"))
     world.fail("m2", errors.StubDied("x"))
 
-    assert world.send(test_router.KEY_V2).outcome == "inference failed: x"
+    assert world.send(KEY_V2).outcome == "inference failed: x"
     assert world.called == ["m2", "m1"]
 
 
 def test_few_possible_causes_go_on():
     """A stream of requests that kill processes does not kill the processes of the fallbacks for long."""
-    world = test_router.World(replace(CHAIN, breaker=BreakerSettings(open_s=0.01)))
+    world = World(replace(CHAIN, breaker=BreakerSettings(open_s=0.01)))
     outcomes = []
     for _ in range(MAX_SUSPECTS + 3):
-        world.models["m2"] = lambda: test_router.CAT
+        world.models["m2"] = lambda: CAT
         world.now += 0.02
-        world.send(test_router.KEY_V2)  # the process was replaced
+        world.send(KEY_V2)  # the process was replaced
         world.fail("m2", errors.StubDied("x"))
-        outcomes.append(isinstance(world.send(test_router.KEY_V2).outcome, tuple))
+        outcomes.append(isinstance(world.send(KEY_V2).outcome, tuple))
     assert outcomes == [True] * MAX_SUSPECTS + [False] * 3
 
 
 def test_queue_of_a_dead_process_goes_on():
     """Triton answers requests in the queue of a dead process late; the route does not wait for that."""
-    world = test_router.World(PATIENT)
-    request, finish = test_router.hang_v2(world, test_router.KEY_V2)
+    world = World(PATIENT)
+    request, finish = world.hang_v2(KEY_V2)
     world.fail("m2", errors.StubDied("x"))
-    world.send(test_router.KEY_V2)
+    world.send(KEY_V2)
 
     world.now += 1.0
     world.router.expire()
@@ -173,21 +173,21 @@ def test_queue_of_a_dead_process_goes_on():
 
 def test_repeated_request_waits_briefly():
     """The replacement of a dead process may only be starting, and the queue is still that of the dead one."""
-    world = test_router.World(PATIENT)
+    world = World(PATIENT)
     world.replaced.add("m2_0_0")
     reached, release = threading.Event(), threading.Event()
 
     def wait() -> np.ndarray:
         world.models["m2"] = wait_longer
-        raise test_router.dead()
+        raise dead()
 
     def wait_longer() -> np.ndarray:
         reached.set()
         assert release.wait(60)
-        raise test_router.dead()
+        raise dead()
 
     world.models["m2"] = wait
-    request = SlowlyChecked(world, test_router.KEY_V2)
+    request = SlowlyChecked(world, KEY_V2)
     thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
     thread.start()
     assert reached.wait(60)
@@ -203,20 +203,20 @@ def test_repeated_request_waits_briefly():
 
 
 @cases(
-    another_process=(test_router.KEY_V2, 60.0, ["m2", "m2"]),
-    only_the_replacement=(test_router.KEY_V2, 0.5, ["m2", "m1"]),
-    only_the_replacement_and_no_fallback_may_respond=(test_router.TO_V2, 0.5, ["m2", "m2"]),
+    another_process=(KEY_V2, 60.0, ["m2", "m2"]),
+    only_the_replacement=(KEY_V2, 0.5, ["m2", "m1"]),
+    only_the_replacement_and_no_fallback_may_respond=(TO_V2, 0.5, ["m2", "m2"]),
 )
 def test_starting_replacement_is_no_other_process(parameters, age_s, called):
     """Requests to it join the queues of the dead processes, and would then have been at two deaths."""
-    world = test_router.World(CHAIN)
+    world = World(CHAIN)
     world.replaced.add("m2_0_0")
     world.age_s = age_s
 
     def die() -> np.ndarray:
         world.now += 0.6
-        world.models["m2"] = lambda: test_router.CAT
-        raise test_router.dead()
+        world.models["m2"] = lambda: CAT
+        raise dead()
 
     world.models["m2"] = die
     world.send(parameters)
@@ -225,26 +225,26 @@ def test_starting_replacement_is_no_other_process(parameters, age_s, called):
 
 
 @cases(
-    without_fallbacks=(test_router.ROUTE, test_router.KEY_V2, ("v2", "12", "route-key")),
-    with_fallbacks=(CHAIN, test_router.KEY_V2, ("v1", "11", "retry")),
-    no_fallback_may_respond=(CHAIN, test_router.TO_V2, ("v2", "12", "variant")),
+    without_fallbacks=(ROUTE, KEY_V2, ("v2", "12", "route-key")),
+    with_fallbacks=(CHAIN, KEY_V2, ("v1", "11", "retry")),
+    no_fallback_may_respond=(CHAIN, TO_V2, ("v2", "12", "variant")),
 )
 def test_variant_that_answers_others_is_tried_until_the_deadline(route, parameters, outcome):
     """Its other process answers, although Triton gives this request to the dead one six times."""
-    world, deaths = test_router.World(route), iter(range(6))
+    world, deaths = World(route), iter(range(6))
     world.replaced.add("m2_0_0")
 
     def die() -> np.ndarray:
-        world.models["m2"] = lambda: test_router.CAT
+        world.models["m2"] = lambda: CAT
         world.now += 0.1
-        world.send(test_router.TO_V2)
+        world.send(TO_V2)
         world.models["m2"] = die
         if next(deaths, None) is None:
-            return test_router.CAT
-        raise test_router.dead()
+            return CAT
+        raise dead()
 
-    world.fail_once_each("m2", test_router.dead())
-    world.send(test_router.KEY_V2)
+    world.fail_once_each("m2", dead())
+    world.send(KEY_V2)
     world.now += 1.0
     world.models["m2"] = die
 
@@ -257,11 +257,11 @@ def test_answer_is_the_last_rung():
     for model in ("m1", "m2", "m3"):
         world.fail(model, errors.Unavailable("x"))
 
-    assert [world.send(test_router.KEY_V2).outcome, world.send().outcome] == [("answer", "scores", "")] * 2
+    assert [world.send(KEY_V2).outcome, world.send().outcome] == [("answer", "scores", "")] * 2
     assert fallbacks(world) == {("v2", "answer", "answer"): 1, ("v1", "answer", "answer"): 1}
     assert world.count("requests_total", variant="answer", outcome="ok", reason="answer") == 2
 
-    world.models["m3"] = lambda: test_router.CAT
+    world.models["m3"] = lambda: CAT
     world.now += 5.0
     assert world.send().outcome == ("v3", "13", "retry")
 

@@ -1,11 +1,13 @@
 """What the first run of a network says about its scores."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 
 from nereid.models.publish.add import AddRequest
-from nereid.models.publish.examination import NetworkInput, image_pair
+from nereid.models.publish.examination import ExaminationRequest, NetworkInput
 from nereid.models.publish.staged_version import read_description
 from nereid.tasks.classify import examination
 from tests.networks import written
@@ -39,7 +41,9 @@ def test_meaning_is_recognised(rows, operator, expected):
 
 def test_one_photo_is_paired_with_its_mirror_image():
     """Twice the same photo would hide a network that computes only the first one."""
-    _, second = image_pair([NetworkInput("photo", {"image": np.arange(6).reshape(1, 2, 3)})])
+    meaning = examination.ScoreExamination(ExaminationRequest("net", Path("1"), {}))
+
+    _, second = meaning.pair([NetworkInput("photo", {"image": np.arange(6).reshape(1, 2, 3)})])
 
     assert second.inputs["image"].tolist() == [[[2, 1, 0], [5, 4, 3]]]
 

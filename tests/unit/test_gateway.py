@@ -8,7 +8,6 @@ import logging
 import re
 import threading
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -24,7 +23,7 @@ from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.keys import EXPOSED_WITHOUT_KEYS, KeyRing
 from nereid.gateway.models import Models
 from nereid.gateway.settings import GatewaySettings
-from nereid.gateway.state import build
+from nereid.gateway.state import Gateway
 from tests.gateways import (
     IMAGE,
     NO_KEYS,
@@ -406,16 +405,21 @@ async def test_request_that_is_cut_off_is_cancelled_and_not_ok(is_complete, is_s
     assert counter in made.metrics.page().decode()
 
 
+@cases(
+    late=({"is_complete": False, "headers": [(b"x-request-timeout-ms", b"200")]}, 408, b"body_timeout", 0),
+    declared_too_long=({"headers": [(b"content-length", b"1001")]}, 413, b"too_large", 1),
+)
 @asynchronous
-async def test_late_body_is_rejected():
-    caller = Caller(gateway(Upstream()), is_complete=False, headers=[(b"x-request-timeout-ms", b"200")])
+async def test_body_is_rejected_before_it_is_complete(sent, status, error_code, unread):
+    """After a late body, the connection ends; one that is declared too long is not read."""
+    caller = Caller(gateway(Upstream()), **sent)
 
     await caller.start()
 
     start, body = caller.sent
-    assert start["status"] == 408
-    assert (b"connection", b"close") in start["headers"]
-    assert b"body_timeout" in body["body"]
+    assert (start["status"], caller.messages.qsize()) == (status, unread)
+    assert ((b"connection", b"close") in start["headers"]) == (status == 408)
+    assert error_code in body["body"]
 
 
 @asynchronous
@@ -441,16 +445,6 @@ async def test_overload_is_reported_before_the_body_is_read():
     assert made.admission.in_flight == 0
 
 
-@asynchronous
-async def test_declared_length_is_rejected_unread():
-    rejected = Caller(gateway(Upstream()), headers=[(b"content-length", b"1001")])
-
-    await rejected.start()
-
-    assert rejected.messages.qsize() == 1
-    assert rejected.sent[0]["status"] == 413
-
-
 @cases(
     unreachable=(errors.Unreachable("10.0.0.7:8001"), 503, "the server behind the gateway cannot be reached"),
     overloaded=(errors.Overloaded("overloaded: 64 in flight, limit 64"), 200, ""),
@@ -471,7 +465,7 @@ def test_costly_request_is_paid_afterwards(clock):
             return await super().infer(*inference)
 
     made = gateway(Slow(), GatewaySettings(rate_per_s=0.01, burst=20), keys=RING)
-    made = replace(made, admission=Admission(8, clock))
+    made.admission = Admission(8, clock)
     made.admission.unit_latencies.record("other", "/v2/models/classify/infer", 0.01, 1)
 
     headers = {"x-api-key": "infer"}
@@ -516,7 +510,7 @@ async def test_request_leaves_no_reference_cycle(headers, status):
 
 def test_paths_name_a_model():
     upstreams = Upstreams(classify=Upstream(), dogs=Upstream())
-    made = build(SMALL, NO_KEYS, Models("classify", Source(Control()), upstreams))
+    made = Gateway(SMALL, NO_KEYS, Models("classify", Source(Control()), upstreams))
 
     paths = {f"/v1/models/{name}/predict": name for name in ("dogs", "classify")} | {"/predict": "classify"}
     assert {path: send(made, "POST", path, content=IMAGE).json()["model"] for path in paths} == paths

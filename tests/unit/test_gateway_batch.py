@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import logging
-from dataclasses import replace
-from functools import partial
 
 from PIL import Image
 
@@ -13,7 +11,7 @@ from nereid.gateway.admission import MAX_LARGE_WAITING, Admission
 from nereid.gateway.failures import STATUS_BY_CODE
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.readiness import ReadinessProbe
-from nereid.gateway.route_control import RouteView
+from nereid.gateway.route_control import RouteView, Weights
 from nereid.gateway.settings import GatewaySettings
 from tests.gateways import PREDICTION, RING, Caller, Control, Upstream, asynchronous, gateway, send
 from tests.pictures import save
@@ -107,7 +105,8 @@ def test_batch_of_large_images_is_answered():
 async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cancelled, clock):
     """The server still computes a request that is cancelled, or late for its route."""
     upstream = Upstream(errors.ServerFailed("deadline exceeded: variant 'v2' has not responded in 9 ms"))
-    made = replace(gateway(upstream), admission=Admission(8, clock))
+    made = gateway(upstream)
+    made.admission = Admission(8, clock)
 
     slot = await made.admission.acquire(9)
     clock.now_s += 30
@@ -128,7 +127,8 @@ async def test_request_that_nobody_waits_for_keeps_its_slot_for_a_while(is_cance
 
 @asynchronous
 async def test_request_that_was_late_before_it_was_sent_keeps_no_slot(clock, monkeypatch):
-    made, left = replace(gateway(Upstream()), admission=Admission(8, clock)), iter([9.0, 0.0])
+    made, left = gateway(Upstream()), iter([9.0, 0.0])
+    made.admission = Admission(8, clock)
     slot = await made.admission.acquire(9)
     clock.now_s += 30
     slot.release_answered()  # the mean round trip is 30 s
@@ -155,7 +155,7 @@ async def test_changed_weights_are_shown_immediately():
     await view.show()
     await view.show()
     assert len(reads) == 1
-    await view.change(partial(control.set_weights, {"v1": 1}, None, "me"))
+    await view.change(control.set_weights, Weights({"v1": 1}), "me")
     await view.show()
     assert len(reads) == 2
 

@@ -5,12 +5,11 @@ import sys
 import pytest
 
 from nereid.application import launcher
-from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.base import files
 from nereid.gateway.model_endpoints import NO_PUBLISHER_MESSAGE
 from nereid.gateway.models import Models
 from nereid.gateway.settings import GatewaySettings
-from nereid.gateway.state import build
+from nereid.gateway.state import Gateway
 from tests.gateways import NO_KEYS, RING, Source, Upstream, send
 from tests.publishing import NET, unchanged
 from tests.routes import adding
@@ -22,8 +21,8 @@ ADMIN = {"x-api-key": "admin"}
 
 
 def publish(repository, query=OPTIONS, headers=ADMIN, content=None, keys=RING, model=NET):
-    source = Source(other=NET, publisher=RepositoryPublisher(repository) if repository else None)
-    made = build(GatewaySettings(), keys, Models(NET, source, lambda name, kind: Upstream()))
+    source = Source(other=NET, repository=repository)
+    made = Gateway(GatewaySettings(), keys, Models(NET, source, lambda name, kind: Upstream()))
     body = adding(2).SerializeToString() if content is None else content
     return send(made, "POST", f"/v1/models/{model}/publish?{query}", content=body, headers=headers)
 

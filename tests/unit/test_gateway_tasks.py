@@ -14,7 +14,7 @@ from nereid.client.result_kind import Timings
 from nereid.gateway import inference
 from nereid.gateway.failures import Failure
 from nereid.gateway.models import Models
-from nereid.gateway.state import build
+from nereid.gateway.state import Gateway
 from nereid.tasks.detect.result import DETECTIONS, DetectedObject, Detection
 from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import Barcode, Correction, Field, PageSize, Reading, TextLine
@@ -66,7 +66,7 @@ class Several(Source):
 
 def gateway(*names: str, **results: Any) -> Any:
     upstreams = {name: Upstream(result) for name, result in {**RESULTS, **results}.items()}
-    return build(SMALL, NO_KEYS, Models(names[0], Several(names), Upstreams(upstreams)))
+    return Gateway(SMALL, NO_KEYS, Models(names[0], Several(names), Upstreams(upstreams)))
 
 
 def test_every_task_has_its_answer():
@@ -174,7 +174,7 @@ def test_models_have_their_task():
 @asynchronous
 async def test_unknown_outputs_leave_the_choice_to_the_server():
     source, upstream = Several(["odd"]), Upstream()
-    made = build(SMALL, NO_KEYS, Models("odd", source, upstream))
+    made = Gateway(SMALL, NO_KEYS, Models("odd", source, upstream))
 
     for task in (*TASKS, TASKS[-1]):
         assert {(await made.models.find(name, task)).name for name in (None, "odd")} == {"odd"}
@@ -183,7 +183,7 @@ async def test_unknown_outputs_leave_the_choice_to_the_server():
 
 
 def test_model_of_another_task_is_not_served():
-    made = build(SMALL, NO_KEYS, Models("odd", Several(["odd"]), Upstream(READING)))
+    made = Gateway(SMALL, NO_KEYS, Models("odd", Several(["odd"]), Upstream(READING)))
 
     for path, status in {"/predict": 503, "/v1/read": 200}.items():
         assert send(made, "POST", path, content=IMAGE).status_code == status
@@ -235,7 +235,7 @@ def test_readiness_is_that_of_the_task(name, result, is_ready):
 def test_malformed_response_is_a_failure_of_the_model(model, endpoint, broken):
     """It is counted as such, and the image is not sent again."""
     upstream, path = Upstream(broken), f"/v1/models/{model}/{endpoint}"
-    made = build(SMALL, NO_KEYS, Models(model, Several([model]), upstream))
+    made = Gateway(SMALL, NO_KEYS, Models(model, Several([model]), upstream))
 
     answer = send(made, "POST", path, content=IMAGE)
 

@@ -9,8 +9,8 @@ import pytest
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import ServerError
 from nereid.server import nvidia_smi
-from nereid.server.command_line import TritonOptions, command, environment
-from nereid.server.gpu_profile import Choice, Package, check_named_gpus, choose, driver_problem
+from nereid.server.command_line import ServerOptions, command, environment
+from nereid.server.gpu_profile import Choice, check_named_gpus, choose, driver_problem
 from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
 from tests.tables import cases, rows
@@ -19,10 +19,13 @@ DEVICES = nvidia_smi.parse_devices(recorded.LIST)
 DIVIDED = nvidia_smi.parse_devices(recorded.MIG_LIST)
 
 
-def test_releases_and_clocks_of_any_driver_are_read():
-    releases = [nvidia_smi.parse_cuda_version(output) for output in (recorded.HEAD, recorded.NEW_HEAD, "")]
-    assert releases == ["12.2", "13.1", ""]
-    assert nvidia_smi.parse_slowdowns(recorded.HOT.replace("Throttle", "Event")) == ["HW Thermal Slowdown"]
+@rows((recorded.HEAD, "12.2"), (recorded.NEW_HEAD, "13.1"), ("", ""))
+def test_releases_and_clocks_of_any_driver_are_read(head, release, tmp_path):
+    outputs = {"": head, recorded.PERFORMANCE: recorded.HOT.replace("Throttle", "Event")}
+    path = recorded.install_smi(tmp_path, outputs)["PATH"]
+
+    assert nvidia_smi.read_cuda_version(path) == release
+    assert nvidia_smi.read_slowdowns(path) == ["HW Thermal Slowdown"]
 
 
 @cases(
@@ -118,7 +121,7 @@ def test_selected_gpus_reach_the_server_by_their_uuids(tmp_path):
 
 
 NO_PROVIDER = "ONNX Runtime has no CUDA provider"
-CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
+CUDA_13 = replace(recorded.CUDA_12, cupy={"cupy-cuda13x": "13.6.0"})
 
 
 def chosen(folder, outputs=recorded.GOOD, installed=recorded.CUDA_12, repository=REPOSITORY, **more):
@@ -152,7 +155,7 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
 
 
 @cases(
-    CuPy=(replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
+    CuPy=(replace(recorded.CUDA_12, cupy={}), {}, "CuPy is missing", "[embedded,gpu]"),
     codec=(replace(recorded.CUDA_12, has_codec=False), {}, "nvImageCodec is missing", "[embedded,gpu]"),
     CPU_package=(recorded.NOTHING, {}, NO_PROVIDER, "pip uninstall -y onnxruntime && "),
     nothing=(replace(recorded.NOTHING, runtimes=()), {}, NO_PROVIDER, "pip install"),
@@ -163,7 +166,7 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
         "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'nereid-serving[embedded,gpu]'",
     ),
     two_CuPys=(
-        replace(recorded.CUDA_12, cupy=(*CUDA_13.cupy, *recorded.CUDA_12.cupy)),
+        replace(recorded.CUDA_12, cupy=CUDA_13.cupy | recorded.CUDA_12.cupy),
         {},
         "cupy-cuda13x and cupy-cuda12x overwrite each other's files",
         "pip uninstall -y cupy-cuda13x cupy-cuda12x && pip install 'nereid-serving[embedded,gpu13]'",
@@ -216,7 +219,7 @@ def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):
 @pytest.mark.parametrize(("profile", "pools"), [("gpu_ensemble", 16), ("gpu", 0), ("cpu", 0)])
 def test_only_an_ensemble_gets_memory_for_its_tensors_on_each_gpu(profile, pools, tmp_path):
     """Triton ignores pools of GPUs that CUDA does not show."""
-    words = command(TritonOptions(profile=profile), find_installation({}), tmp_path, "id")
+    words = command(ServerOptions(profile=profile), find_installation({}), tmp_path, "id")
 
     options = [word for word in words if "cuda" in word]
     assert options == [f"--cuda-memory-pool-byte-size={gpu}:536870912" for gpu in range(pools)]

@@ -128,7 +128,7 @@ async def test_other_limits_of_a_connection(frames, expected, monkeypatch):
     async with door() as (_, server, at), steady(at.grpc_port) as statuses:
         assert await asyncio.to_thread(flood, at, frames) == expected
 
-        assert sum(usage.calls for usage in server.clients._known.values()) <= 1
+        assert sum(usage.calls for usage in server.clients.values()) <= 1
     assert {*statuses} == {"NOT_FOUND: unknown model 'a/b'"}
 
 
@@ -333,7 +333,7 @@ async def test_unfinished_messages_count():
         assert client.statuses == {streams[1]: "RESOURCE_EXHAUSTED"}
         assert held == 120_005
         assert other.statuses == {stream: "NOT_FOUND"}
-        assert [usage.calls for usage in server.clients._known.values()] == [0] * 3
+        assert [usage.calls for usage in server.clients.values()] == [0] * 3
 
 
 @cases(
@@ -503,7 +503,7 @@ async def test_late_message_ends_the_call():
         await until(lambda: client.statuses)
 
         assert client.statuses == {1: "DEADLINE_EXCEEDED"}
-        assert [usage.calls for usage in server.clients._known.values()] == [0, 0]
+        assert [usage.calls for usage in server.clients.values()] == [0, 0]
 
 
 @asynchronous
@@ -537,7 +537,7 @@ async def test_cancelled_call_counts_its_bytes_until_its_work_ends():
         stream = client.begin("ModelInfer", size=1000, is_complete=True)
         await begun.wait()
         client.cancel(stream)
-        await until(lambda: not any(client.calls for client in server.clients._known.values()))
+        await until(lambda: not any(client.calls for client in server.clients.values()))
         await asyncio.sleep(0)
 
         assert made.uploads.buffers._held_bytes == {"id-infer": 1005}

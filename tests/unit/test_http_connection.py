@@ -57,6 +57,8 @@ async def send(connections: HttpConnectionPool) -> HttpResponse:
     ([ONE[:20], ONE[20:-1], ONE[-1:]], b"one"),
     ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\non\r\n1\r\ne\r\n0\r\n\r\n"], b"one"),
     ([b"HTTP/1.1 200 OK\r\n\r\non", b"e"], b"one"),
+    ([b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\non", b"e"], b"one"),
+    ([b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\none"], b"one"),
     ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], b""),
 )
 def test_body_is_complete(pieces, body):

@@ -132,11 +132,11 @@ def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
     assert "a.jpg: 'a.jpg' is not a regular file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["read", "detect"])
+@pytest.mark.parametrize("command", ["classify", "read", "detect"])
 @cases(
     nothing=([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
     formats=(["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
-    endless=(["--watch", ".", "--json"], "--json cannot be combined with --watch"),
+    endless=(["--watch", ".", "--json"], "--json cannot be combined with --watch; fix: --jsonl"),
     no_image=(["tests", "--url", "localhost"], "'tests' has no image"),
     url=(["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
 )

@@ -95,8 +95,8 @@ def test_loads_are_those_of_the_interval():
     more = PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
     after = MetricSamples.parse(more)
 
-    assert autoscaling.read_loads(after, after - before, 2.0) == {"eyes": autoscaling.ModelLoad(7, 4.0)}
-    assert autoscaling.read_loads(after, after - after, 2.0) == {"eyes": autoscaling.ModelLoad(7, 0.0)}
+    assert autoscaling.read_loads(after, after - before, 2.0) == {"eyes": (7, 4.0)}
+    assert autoscaling.read_loads(after, after - after, 2.0) == {"eyes": (7, 0.0)}
 
 
 def test_gpus_count_like_the_fullest():

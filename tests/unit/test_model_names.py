@@ -10,7 +10,7 @@ from nereid.application.repository_models import RepositoryModels
 from nereid.base.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.base.task import Task
-from nereid.gateway.models import PreviewRefused
+from nereid.gateway.failures import Failure
 from nereid.tasks.classify import CLASSIFY
 from nereid.tasks.read import READ
 from nereid.tasks.read.endpoint import fields_of
@@ -89,7 +89,7 @@ def test_preview_is_that_of_the_preprocessing():
         assert picture.size == (224, 224)
     assert models.preview("classify_v1", photo) == preview
     assert models.preview("efficientnet_lite0", photo) is None
-    with pytest.raises(PreviewRefused, match="expected an image file"):
+    with pytest.raises(Failure, match="expected an image file"):
         models.preview("classify", b"text")
 
 

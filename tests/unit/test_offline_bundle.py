@@ -1,9 +1,13 @@
 """Bundles for machines without a network: sizes, choices, requirements of the target, parts and sums."""
 
+import os
+import shutil
+
 import pytest
 from pip._vendor.packaging.requirements import Requirement
 
 from nereid.base.errors import OperationFailed, WrongUsage
+from tests.commands import captured
 from tests.offline_bundles import write_wheel
 from tools import offline_bundle
 from tools.wheel_closure import Closure, close, read_wheel, read_wheels, target_environment
@@ -125,3 +129,18 @@ def test_new_bundle_replaces_the_old_one(wheels, tmp_path):
     kept = {path.name for path in (tmp_path / "bundle").iterdir()}
     assert kept == {"SHA256SUMS", "install-offline.sh", "notes.txt", *(part.name for part in parts)}
     assert len(parts) == 2
+
+
+def test_bundle_is_built_for_the_target_with_the_python_that_is_here(root, tmp_path):
+    shutil.copy(root / "Makefile", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (program := tmp_path / ".venv" / "bin" / "python").write_text('#!/bin/sh\necho "$*"\n')
+    program.chmod(0o755)
+    # `make check` gives its own variables to this test.
+    kept = (name for name in os.environ if not name.startswith(("MAKE", "PYTHON", "EXTRAS", "PART")))
+
+    words = ["make", "offline", "EXTRAS=embedded,gpu13", "PYTHON=3.12", "PART=60M"]
+    done = captured(words, cwd=tmp_path, env={name: os.environ[name] for name in kept})
+
+    words = "-m tools.offline_bundle --extras embedded,gpu13 --part 60M --python 3.12"
+    assert (done.stdout.splitlines(), done.returncode) == ([words], 0), done.stderr

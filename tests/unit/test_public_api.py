@@ -17,9 +17,9 @@ from tests.tables import rows
 PUBLIC = re.findall(
     r"\w+",
     """
-AsyncClassifier AsyncDetector AsyncEmbedder AsyncReader Classifier ClassifierError Correction
-DetectedObject Detection Detector Embedder Embedding Field Label NereidError Overloaded Prediction Reader Reading
-RequestRefused ServerFailed TextLine TimedOut Timings Unavailable Unreachable UnusableImage __version__
+AsyncClassifier AsyncDetector AsyncEmbedder AsyncReader Classifier ClassifierError Correction __version__
+DetectedObject Detection Detector Embedder Embedding Field Label NereidError Overloaded Prediction Reader
+Reading RequestRefused ServerFailed TextLine TimedOut Timings Unavailable Unreachable UnusableImage
 """,
 )
 LOADED = """

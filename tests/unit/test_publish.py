@@ -1,6 +1,7 @@
 """Publishing without a server: version numbers, configs, weights, and recovery after a kill."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -286,12 +287,12 @@ def test_operation_that_had_only_begun_is_undone(repository, kind):
         (workspace.staging / "new" / NET / "2").mkdir(parents=True)
 
     with transaction.locked_repository(repository, None, output.append) as locked:
-        last = locked.journal.events.read()[-1]
+        last = locked.events.read()[-1]
 
     assert output[0].startswith(f"recovery: '{kind} net 2' of ")
     assert (last.event, contents(repository), workspace.staging.exists()) == ("undone", before, False)
     with transaction.locked_repository(repository, None, output.append) as locked:
-        assert locked.journal.events.read()[-1] == last
+        assert locked.events.read()[-1] == last
 
 
 def test_files_from_before_are_not_removed(repository, tmp_path):
@@ -318,12 +319,12 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
         operation, _ = locked.begin("retire", NET, 2)
         installed = Install("net/2", NET, 2), Install("net_v2", "net_v2")
         actions = (*installed, AddVariant(ROUTE, "v2", "net_v2", 0))
-        locked.journal.write("undo", replace(operation, actions=actions))
+        locked.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
     output = []
     with transaction.locked_repository(repository, None, output.append) as locked:
-        assert locked.journal.events.read()[-1].event == "undone"
+        assert locked.events.read()[-1].event == "undone"
 
     message = "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
     assert output[1].startswith(message)
@@ -338,7 +339,7 @@ def test_damage_before_the_last_line_is_reported_and_ignored(repository, tmp_pat
     output: list[str] = []
 
     with transaction.locked_repository(repository, None, output.append) as locked:
-        assert [step.event for step in locked.journal.events.read()] == ["commit", "done"]
+        assert [step.event for step in locked.events.read()] == ["commit", "done"]
 
     assert output == [f"note: damaged lines of '{path}' are ignored: 1; fix: remove them"]
 
@@ -373,9 +374,9 @@ def test_staged_files_are_removed_before_the_end_is_written(repository):
     with transaction.locked_repository(repository, None, print) as locked:
         operation, workspace = locked.begin("publish", NET, 2)
         (workspace.staging / "new").mkdir()
-        journal = transaction.OperationJournal(locked.journal.folder, locked.journal.events, refuse)
+        full = dataclasses.replace(locked, append=refuse)
         with pytest.raises(OSError, match="full"):
-            journal.write("undone", operation)
+            full.write("undone", operation)
 
     assert not workspace.staging.exists()
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,20 +18,22 @@ from nereid.base.journal import user_name
 from nereid.base.prometheus_text import MetricSamples
 from nereid.cli import route as commands
 from nereid.models.routes.change import (
-    RunningServer,
     ServedRouteStatus,
     change,
     propose_weights,
+    read_samples,
     read_served_status,
     served_status,
 )
 from nereid.models.routes.location import find_route, read_route_file
+from nereid.server.model_control import ModelControl
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerInfo
-from tests.fake_server import killed_at
+from tests.fake_server import FakeServer, killed_at, running
 from tests.publishing import contents, unchanged
 from tests.routes import store_router
 from tests.tables import cases
+from tests.tables import rows as table_rows
 
 V1 = {"name": "v1", "model": "first", "version": 1, "weight": 90}
 V2 = {"name": "v2", "model": "second", "version": 3, "weight": 10}
@@ -396,49 +398,50 @@ def test_killed_writer_leaves_a_whole_file(nereid, repository):
     assert seen == sorted(seen, reverse=True)
 
 
-NOT_SERVED = ServedRouteStatus(frozenset({"0ff" * 20}), {})
+class PagedServer(FakeServer):
+    """Has both models, and one page: the route files in use, and the breaker of v2 by network version."""
+
+    def __init__(self, repository: Path, *in_use: str, breakers: dict[int, int] | None = None) -> None:
+        self.repository, self.loaded = repository, {"first": {1}, "second": {3}}
+        served = 'nereid_route_served_since_seconds{{route="classify",model_instance="{0}",sha256="{0}"}} 1\n'
+        state = 'nereid_route_breaker_state{{route="classify",variant="v2",version="{}"}} {}\n'
+        lines = [*map(served.format, in_use), *(state.format(*pair) for pair in (breakers or {}).items())]
+        self._page = "".join(lines)
+
+    def page(self) -> str:
+        return self._page
 
 
-@dataclass
-class FakeServer:
-    says: ServedRouteStatus | OperationFailed = NOT_SERVED
-    not_ready: frozenset = frozenset()
-    checked: list = field(default_factory=list)
-
-    def is_ready(self, model: str, version: int) -> bool:
-        self.checked.append((model, version))
-        return model not in self.not_ready
-
-    def route_status(self, route: str) -> ServedRouteStatus:
-        if isinstance(self.says, OperationFailed):
-            raise self.says
-        return self.says
+@cases(by_all=(["a"], "served"), by_one=(["a", "b"], "not served yet: the server uses SHA-256 b"))
+def test_route_is_served_when_every_instance_has_it(in_use, status, repository):
+    with running(PagedServer(repository, *in_use)) as server_info:
+        assert served_status(server_info, "classify", "a")[0] == status
 
 
-@cases(by_all=({"a"}, "served"), by_one=({"a", "b"}, "not served yet: the server uses SHA-256 b"))
-def test_route_is_served_when_every_instance_has_it(in_use, status):
-    assert served_status(FakeServer(ServedRouteStatus(frozenset(in_use), {})), "r", "a")[0] == status
+@table_rows(("v1", "first", 1), ("v2", "second", 3))
+def test_change_needs_ready_models(name, model, version, repository):
+    before, server = contents(repository), PagedServer(repository)
+    del server.loaded[model]
 
+    message = f"^'{name}' names version {version} of '{model}': not ready$"
+    with running(server) as server_info, pytest.raises(InvalidConfig, match=message):
+        change(find_route(repository), propose_weights({"v1": 30}), server_info)
 
-def test_change_needs_ready_models(repository):
-    before = contents(repository)
-    server = FakeServer(not_ready=frozenset({"second"}))
-
-    with pytest.raises(InvalidConfig, match=r"^'v2' names version 3 of 'second': not ready$"):
-        change(find_route(repository), propose_weights({"v1": 30}), server)
-    assert server.checked == [("first", 1), ("second", 3)]
     assert contents(repository) == before | {HISTORY: sha256(b"").hexdigest()}
 
 
 @cases(
-    not_taken=(NOT_SERVED, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
-    died=(OperationFailed("it does not respond"), "it is not confirmed: it does not respond; fix"),
+    not_taken=(True, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
+    died=(False, "it is not confirmed: the server at 127.0.0.1:1 does not respond: "),
 )
-def test_change_that_is_not_served_is_a_failure(says, reason, repository):
+def test_change_that_is_not_served_is_a_failure(has_page, reason, repository):
     target = find_route(repository)
 
-    with pytest.raises(OperationFailed) as error:
-        change(target, propose_weights({"v1": 30}), FakeServer(says), wait_s=0.1)
+    with running(PagedServer(repository, "0ff" * 20)) as server_info:
+        ports = server_info.ports if has_page else replace(server_info.ports, metrics=1)
+        server_info = replace(server_info, ports=ports)
+        with pytest.raises(OperationFailed) as error:
+            change(target, propose_weights({"v1": 30}), server_info, wait_s=0.1)
 
     assert reason in str(error.value)
     assert "wrote generation 1 of '" in str(error.value)
@@ -453,18 +456,18 @@ def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
             stalled.listen()
         port = stalled.getsockname()[1]
         server_info = ServerInfo(1, "127.0.0.1", Ports(port, port, port), "", "", "")
-        server = RunningServer(server_info, timeout_s=0.2)
 
-        for ask, reason in ((server.route_status, http), (lambda model: server.is_ready(model, 1), grpc)):
+        read, control = partial(read_samples, server_info, "r", 0.2), ModelControl(server_info, 0.2)
+        for ask, reason in ((read, http), (partial(control.is_ready, "classify", 1), grpc)):
             with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not respond: {reason}"):
-                ask("classify")
+                ask()
 
 
 def test_breaker_of_another_version_is_not_shown(repository, capsys):
     target = find_route(repository)
-    served = ServedRouteStatus(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
 
-    commands.show_route(target, read_route_file(target), FakeServer(served), as_json=False)
+    with running(PagedServer(repository, "0ff" * 20, breakers={3: 2, 4: 0})) as server_info:
+        commands.show_route(target, read_route_file(target), server_info, as_json=False)
 
     shown = capsys.readouterr().out
     assert [(row[0], row[-1]) for row in rows(shown)] == [("v1", "—"), ("v2", "open")]

@@ -3,155 +3,41 @@
 import gc
 import threading
 import tracemalloc
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import inf
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nereid.backends.routing.assignment import LoadedRoute, Route, Salts, Shadow, Variant
+from nereid.backends.routing.assignment import Route, Salts, Shadow, Variant
 from nereid.backends.routing.attempts import DEATH_COUNTS_S, MAX_ABANDONED, MAX_SUSPECTS
 from nereid.backends.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
-from nereid.backends.triton.metrics import ROUTE_METRICS
 from nereid.base import errors
 from nereid.base.contract import PROBE_HEADER
 from nereid.tasks.classify.outputs import ClassificationOutputs
 from tests.proof import REQUESTS
 from tests.tables import cases
-
-CAT, DOG = np.array([[0.9, 0.1]], np.float32), np.array([[0.2, 0.8]], np.float32)
-V1 = Variant("v1", "m1", 1, 1)
-V2 = Variant("v2", "m2", 1, 1, deadline_ms=1000)
-ROUTE = Route((V1, V2), "v1", Salts("a", "b"))
-WITH_SHADOW = replace(ROUTE, shadows=(Shadow("dark", "m3", 1, 100),))
-TO_V1, TO_V2 = {"x-variant": "v1"}, {"x-variant": "v2"}
-# Keys that are assigned to one variant each, so that tests need no chance.
-KEY_V1, KEY_V2 = {"x-route-key": "a"}, {"x-route-key": "b"}
-
-
-class World:
-    def __init__(self, route: Route = ROUTE, **changes) -> None:
-        self.now, self.log = 1000.0, []
-        self.counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
-        self.models: dict[str, Callable[[], np.ndarray]] = dict.fromkeys(("m1", "m2", "m3"), lambda: CAT)
-        self.called: list[str] = []
-        # Dead instances whose model has another process, of this age.
-        self.replaced: set[str] = set()
-        self.age_s = inf
-        self.wakes = 0
-        self.router = Router(
-            in_use(replace(route, **changes)),
-            ClassificationOutputs(),
-            self,
-            self.log.append,
-            lambda: self.now,
-            lambda: 0.0,
-            lambda instance, age_s: instance in self.replaced and self.age_s >= age_s,
-            self.wake,
-        )
-
-    def wake(self) -> None:
-        self.wakes += 1
-
-    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
-        """Count like the metrics page; an unknown name or label fails the test."""
-        kind = ROUTE_METRICS[name].kind
-        assert kind != "GAUGE"
-        assert {*labels} == {*ROUTE_METRICS[name].labels}
-        self.counts[name, tuple(sorted(labels.items()))] += value if kind == "COUNTER" else 1
-
-    def set(self, name: str, value: float, /, **labels: str) -> None:
-        assert ROUTE_METRICS[name].kind == "GAUGE"
-        assert {*labels} == {*ROUTE_METRICS[name].labels}
-        self.counts[name, tuple(sorted(labels.items()))] = value
-
-    def count(self, name: str, **labels: str) -> float:
-        """Return a count, summed over all other labels."""
-        chosen = set(labels.items())
-        return sum(n for (family, pairs), n in self.counts.items() if family == name and chosen <= set(pairs))
-
-    def fail(self, model: str, error: Exception, after_s: float = 0.0) -> None:
-        def answer() -> np.ndarray:
-            self.now += after_s
-            raise type(error)(*error.args)  # an error raised twice would keep its first context
-
-        self.models[model] = answer
-
-    def fail_once_each(self, model: str, *failures: Exception) -> None:
-        left = iter(failures)
-
-        def answer() -> np.ndarray:
-            for error in left:
-                raise error
-            return CAT
-
-        self.models[model] = answer
-
-    def send(self, parameters: dict | None = None, **options) -> "Request":
-        request = Request(self, parameters or {}, **options)
-        if admitted := self.router.admit(request):
-            self.router.handle(admitted)
-        return request
-
-
-class Request:
-    def __init__(self, world: World, parameters: dict, timeout_s=0.0, is_gone=False, is_large=False) -> None:
-        self.timeout_s = timeout_s
-        self.timeouts: list[float] = []
-        self.answers: list[tuple[str, str, str]] = []
-        self.errors: list[errors.ServingError] = []
-        self.is_gone = is_gone
-        self._world, self._parameters, self.is_large = world, parameters, lambda: is_large
-
-    def check(self) -> None: ...
-
-    def parameters(self):
-        return self._parameters
-
-    def is_cancelled(self) -> bool:
-        return self.is_gone
-
-    def forward(self, model: str, version: int, timeout_s: float, parameters: object = None) -> np.ndarray:
-        self._world.called.append(model)
-        self.timeouts.append(timeout_s)
-        return self._world.models[model]()
-
-    def arrays(self, response: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        (name,) = names
-        return {name: response}
-
-    def respond(self, response: np.ndarray, variant: str, version: str, reason: str) -> None:
-        self.answers.append((variant, version, reason))
-
-    def answer(self, rows: Mapping[str, np.ndarray]) -> None:
-        self.answers.append(("answer", *map(str, rows), ""))
-
-    def reject(self, error: errors.ServingError) -> None:
-        self.errors.append(error)
-
-    @property
-    def outcome(self) -> tuple[str, str, str] | str:
-        assert len(self.answers) + len(self.errors) == 1, (self.answers, self.errors)
-        return self.answers[0] if self.answers else str(self.errors[0])
-
-
-def in_use(route: Route) -> LoadedRoute:
-    return LoadedRoute(route, "", {variant.name: f"1{variant.name[1:]}" for variant in route.variants})
+from tests.variants import (
+    CAT,
+    DOG,
+    KEY_V1,
+    KEY_V2,
+    ROUTE,
+    TO_V1,
+    TO_V2,
+    V1,
+    V2,
+    WITH_SHADOW,
+    Request,
+    World,
+    dead,
+    in_use,
+)
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def break_variant(world: World, name: str = "v2") -> None:
-    world.fail(f"m{name[1:]}", errors.InferenceFailed("no"))
-    for _ in range(5):
-        world.send({"x-variant": name})
-    assert world.count("breaker_state", variant=name) == 2
 
 
 def test_each_request_is_counted_once(world):
@@ -185,7 +71,7 @@ def test_slots_of_clients_that_left_are_freed():
     """Only a rejection makes the router check its clients, and not more often than every quarter second."""
     world, overloaded = World(max_in_flight=1), "overloaded: 1 in flight, limit 1"
     for number in range(MAX_ABANDONED + 1):
-        request, finish = hang_v2(world)
+        request, finish = world.hang_v2()
         request.is_gone, world.wakes = True, 0
 
         world.router.free_abandoned()
@@ -205,7 +91,7 @@ def test_slots_of_clients_that_left_are_freed():
 def test_client_is_not_checked_after_its_response():
     """The response waits for the end of a check, because Triton frees a request with its response."""
     world = World(max_in_flight=1)
-    request, finish = hang_v2(world)
+    request, finish = world.hang_v2()
     answered: list[int] = []
 
     def check() -> bool:
@@ -221,32 +107,11 @@ def test_client_is_not_checked_after_its_response():
     assert (answered, len(request.answers)) == ([0], 1)
 
 
-def hang_v2(world: World, parameters: dict = TO_V2, **options) -> tuple[Request, Callable[..., None]]:
-    """Send a request to v2, which responds once the returned function is called, and is then awaited."""
-    release, reached = threading.Event(), threading.Event()
-
-    def wait() -> np.ndarray:
-        reached.set()
-        assert release.wait(60)
-        return CAT
-
-    def finish(timeout_s: float | None = None) -> None:
-        release.set()
-        thread.join(timeout_s)
-
-    world.models["m2"] = wait
-    request = Request(world, parameters, **options)
-    thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
-    thread.start()
-    assert reached.wait(60)
-    return request, finish
-
-
 @pytest.mark.parametrize(("timeout_s", "wakes"), [(0.5, 1), (0.9, 0)], ids=["earlier", "later"])
 def test_rest_ends_at_the_next_deadline(world, timeout_s, wakes):
     assert world.router.sleep_s(0.8) == pytest.approx(0.8)
 
-    _, finish = hang_v2(world, timeout_s=timeout_s)
+    _, finish = world.hang_v2(timeout_s=timeout_s)
 
     assert world.wakes == wakes
     assert world.router.sleep_s(2.0) == pytest.approx(timeout_s)
@@ -261,7 +126,7 @@ def test_rest_ends_at_the_next_deadline(world, timeout_s, wakes):
 def test_late_variant_is_not_awaited(timeout_s):
     """At the deadline the client gets an error; a later response is counted, not sent, and frees no slot."""
     world = World(max_in_flight=1)
-    request, finish = hang_v2(world, timeout_s=timeout_s)
+    request, finish = world.hang_v2(timeout_s=timeout_s)
     assert request.timeouts == [pytest.approx(timeout_s or 1.0)]
     world.router.expire()
     assert (request.answers, request.errors) == ([], [])
@@ -285,7 +150,7 @@ def test_hung_variant_does_not_fill_the_route():
     world = World(max_in_flight=2, breaker=replace(ROUTE.breaker, min_requests=3, open_s=2.0))
     hung = []
     for _ in range(8):
-        hung.append(hang_v2(world))
+        hung.append(world.hang_v2())
         world.now += 1.0
         world.router.expire()
         world.now += 2.0
@@ -373,7 +238,7 @@ NONE_HEALTHY = "unavailable: no healthy variant: {}; retried every 5 s"
 def test_open_breaker_keeps_requests_away(failing, parameters, outcome, called, world):
     """The default replaces a failing variant, unless the request forces it; nothing replaces the default."""
     for name in failing:
-        break_variant(world, name)
+        world.break_variant(name)
     world.called.clear()
 
     assert world.send(parameters).outcome == outcome
@@ -385,9 +250,9 @@ def test_open_breaker_keeps_requests_away(failing, parameters, outcome, called, 
 
 def test_one_trial_at_a_time_closes_the_breaker(world):
     """Until the trial has succeeded, other requests go to the default."""
-    break_variant(world)
+    world.break_variant()
     world.now += 5.0
-    request, finish = hang_v2(world)
+    request, finish = world.hang_v2()
 
     assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
     finish()
@@ -399,9 +264,9 @@ def test_one_trial_at_a_time_closes_the_breaker(world):
 
 def test_trial_that_hangs_opens_the_breaker_again(world):
     """A trial past its deadline has failed, though its attempt has not returned."""
-    break_variant(world)
+    world.break_variant()
     world.now += 5.0
-    _, finish = hang_v2(world)
+    _, finish = world.hang_v2()
     world.now += 1.0
 
     world.router.expire()
@@ -425,10 +290,6 @@ def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     world.send(KEY_V2)
     world.fail("m2", errors.StubDied("x"))
     assert world.send(KEY_V2).outcome == "inference failed: x"
-
-
-def dead(instance: str = "m2_0_0") -> errors.StubDied:
-    return errors.StubDied(f"Stub process '{instance}' is not healthy.")
 
 
 @cases(
@@ -505,7 +366,7 @@ def test_replaced_process_gets_a_trial_at_once(world):
 def test_queue_of_a_dead_variant_fails_soon():
     """Requests queued at a dead process fail within a second, and none follows until they return."""
     world = World(variants=(V1, replace(V2, deadline_ms=10_000)))
-    request, finish = hang_v2(world, KEY_V2)
+    request, finish = world.hang_v2(KEY_V2)
     world.fail("m2", errors.StubDied("x"))
     world.send(TO_V2)
 
@@ -656,7 +517,7 @@ def test_request_of_before_a_change_does_not_restore_old_settings(world):
     version=({"variants": (V1, replace(V2, version=2))}, 0),
 )
 def test_breaker_outlives_a_change_of_weights_only(changes, state, world):
-    break_variant(world)
+    world.break_variant()
     world.models["m2"] = lambda: CAT
 
     world.router.use(in_use(replace(ROUTE, **changes)))

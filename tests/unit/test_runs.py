@@ -28,19 +28,16 @@ def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
 
 
 @cases(
-    powers_of_two=({}, 8, [1, 2, 4, 8]),
-    and_the_largest=({}, 12, [1, 2, 4, 8, 12]),
-    no_batches=({}, 0, [1]),
-    divided_batches=({"nereid.run_batch_size": "2"}, 8, [1, 2]),
-    given=({"nereid.warm_batch_sizes": "3, 8"}, 8, [3, 8]),
-    turned_off=({"nereid.warm_batch_sizes": ""}, 8, []),
+    powers_of_two=({}, 8, True, [1, 2, 4, 8]),
+    and_the_largest=({}, 12, True, [1, 2, 4, 8, 12]),
+    no_batches=({}, 0, True, [1]),
+    divided_batches=({"nereid.run_batch_size": "2"}, 8, True, [1, 2]),
+    given=({"nereid.warm_batch_sizes": "3, 8"}, 8, True, [3, 8]),
+    turned_off=({"nereid.warm_batch_sizes": ""}, 8, True, []),
+    providers_without_a_slow_first_run=({}, 8, False, []),
 )
-def test_sizes_of_a_slow_first_run(parameters, max_batch_size, expected):
-    assert warm_batch_sizes(config(parameters, max_batch_size), is_default=True) == expected
-
-
-def test_other_providers_run_nothing_at_load():
-    assert warm_batch_sizes(config({}, 8), is_default=False) == []
+def test_sizes_of_runs_at_load(parameters, max_batch_size, is_default, expected):
+    assert warm_batch_sizes(config(parameters, max_batch_size), is_default) == expected
 
 
 @pytest.mark.parametrize("sizes", ["9", "0", "two", "1 2"])

@@ -18,7 +18,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.config.server_flags import backend_config_values, flag_values
 from nereid.base.errors import ServerError
 from nereid.server import installation, ports, preflight, run_dir
-from nereid.server.command_line import TritonOptions, environment
+from nereid.server.command_line import ServerOptions, environment
 from nereid.server.embedded_server import unservable_models
 from nereid.server.ports import Ports, check_ports, free_ports
 from nereid.server.run_dir import ServerInfo
@@ -109,22 +109,22 @@ def test_newest_server_of_the_repository_is_found_and_the_others_named(base, rep
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_persons_get_addresses_and_a_request_to_try(host):
-    assert announcement(TritonOptions(REPOSITORY, "cpu"), server_info(host=host)) == (
+    assert announcement(ServerOptions(REPOSITORY, "cpu"), server_info(host=host)) == (
         "ready: http 127.0.0.1:1, grpc 127.0.0.1:2, metrics 127.0.0.1:3, health 127.0.0.1:4; "
         "try: nereid classify IMAGE; stop: Ctrl-C"
     )
 
 
 def test_request_to_try_is_for_a_served_model_with_outputs(tmp_path):
-    line = announcement(TritonOptions(REPOSITORY, "cpu"), server_info(), {"classify": "why", "dogs": "why"})
+    line = announcement(ServerOptions(REPOSITORY, "cpu"), server_info(), {"classify": "why", "dogs": "why"})
     assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
 
     is_ready = "curl -i http://127.0.0.1:1/v2/health/ready;"
-    assert is_ready in announcement(TritonOptions(tmp_path), server_info())
+    assert is_ready in announcement(ServerOptions(tmp_path), server_info())
     (tmp_path / "m" / "1").mkdir(parents=True)
     text = 'backend: "onnxruntime" input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
     (tmp_path / "m" / "config.pbtxt").write_text(text)
-    assert is_ready in announcement(TritonOptions(tmp_path), server_info())
+    assert is_ready in announcement(ServerOptions(tmp_path), server_info())
 
 
 @rows(
@@ -315,7 +315,7 @@ def repository(tmp_path):
 
 
 def reasons(repository, profile: str) -> dict[str, str]:
-    return unservable_models(TritonOptions(repository, profile))
+    return unservable_models(ServerOptions(repository, profile))
 
 
 def test_unchanged_versions_are_served(repository):

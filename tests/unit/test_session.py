@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,30 +191,23 @@ def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
         assert_same(answer, {"y": request["x"]})
 
 
-@pytest.fixture
-def without_cuda():
+@cases(
+    chosen_by_triton=("KIND_AUTO", "", False),
+    named_by_the_config=("KIND_GPU", "", True),
+    named_by_the_profile=("KIND_CPU", "gpu", True),
+)
+def test_gpu_is_replaced_by_the_cpu_unless_a_config_names_it(kind, profile, is_refused, tmp_path):
+    """KIND_AUTO is served on the CPU if ONNX Runtime does not support the GPU."""
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime can use a GPU")
-
-
-def test_gpu_that_triton_chose_is_replaced_by_the_cpu(tmp_path, without_cuda):
-    """KIND_AUTO is served on the CPU if ONNX Runtime does not support the GPU."""
-    config = stored(tmp_path, double(), BATCHES.replace("KIND_CPU", "KIND_AUTO") + X + Y)
-
-    session = Session.from_config(replace(config, device_kind="GPU"))
-
-    assert session.provider == "CPUExecutionProvider"
-
-
-@pytest.mark.parametrize("profile", ["", "gpu"], ids=["plain config", "profile"])
-def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profile):
-    plain = BATCHES if profile else BATCHES.replace("KIND_CPU", "KIND_GPU")
-    config = replace(stored(tmp_path, double(), plain + X + Y), device_kind="GPU")
+    config = stored(tmp_path, double(), BATCHES.replace("KIND_CPU", kind) + X + Y)
     (config.folder / "configs").mkdir()
     (config.folder / "configs" / "gpu.pbtxt").write_text("instance_group { kind: KIND_GPU }")
+    refusal = pytest.raises(InvalidConfig, match="model 'm' needs CUDAExecutionProvider on GPU 0")
 
-    with pytest.raises(InvalidConfig, match="model 'm' needs CUDAExecutionProvider on GPU 0"):
-        Session.from_config(config, BackendSettings(profile=profile))
+    with refusal if is_refused else nullcontext():
+        session = Session.from_config(replace(config, device_kind="GPU"), BackendSettings(profile=profile))
+        assert session.provider == "CPUExecutionProvider"
 
 
 @cases(

@@ -304,6 +304,8 @@ classifier.classify(photos[0])
 (mine,) = files()
 """
 FORK = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork with threads
 before = mine.read_bytes()
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0

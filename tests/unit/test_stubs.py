@@ -67,7 +67,7 @@ def test_second_verdict_within_a_while_is_final():
     dead = list(strikes.dead)
     strikes.clear("model_0_0")
 
-    assert (are_final, dead, strikes.dead) == ([False, False, True, True], ["model_0_0"], [])
+    assert (are_final, dead, strikes.dead) == ([False, False, True, True], ["model_0_0"], {})
     assert not strikes.add("model_0_0", 47)
     assert strikes.add("model_0_1", 0, is_stopped=True)
 
@@ -96,13 +96,13 @@ def test_stubs_are_the_living_children_with_a_model_of_the_repository(tmp_path):
     assert stub_processes.find(1, Path("/r"), tmp_path) == [Stub(Process(2, 7), "eyes", 3, "eyes_0_1")]
 
 
-@pytest.mark.parametrize(("age_s", "can_answer"), [(0.0, True), (60.0, True), (600.0, False)])
-def test_process_that_can_answer_has_an_age(tmp_path, age_s, can_answer):
+@pytest.mark.parametrize(("age_s", "has_process"), [(0.0, True), (60.0, True), (600.0, False)])
+def test_process_has_an_age(tmp_path, age_s, has_process):
     """The kernel counts ticks since boot."""
     started = (time.clock_gettime(time.CLOCK_BOOTTIME) - 120) * os.sysconf("SC_CLK_TCK")
     add(tmp_path, 2, os.getppid(), started=int(started), words=command("/r/eyes/3/model.py", "eyes_0_1"))
 
-    assert stub_processes.can_answer(Path("/r"), "eyes_0_0", age_s, tmp_path) == can_answer
+    assert stub_processes.has_process(Path("/r"), "eyes_0_0", age_s, tmp_path) == has_process
 
 
 def test_state_is_that_of_the_same_process_only(tmp_path):

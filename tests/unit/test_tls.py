@@ -14,7 +14,7 @@ from nereid.gateway import tls
 from nereid.gateway.http import serving
 from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
-from nereid.gateway.settings import ListenOptions
+from nereid.gateway.settings import GatewayOptions
 from nereid.gateway.tls import TlsListener, http2_context
 from tests.gateways import Upstream, asynchronous, gateway, until
 from tests.tables import cases
@@ -134,7 +134,7 @@ async def test_both_ports_of_a_gateway_limit_handshakes(certificate):
     config.load()
     server = serving._UvicornServer(config)
     server.lifespan = config.lifespan_class(config)
-    server.gateway, server.listen = made, ListenOptions("127.0.0.1", 0, 0, certificate)
+    server.gateway, server.options = made, GatewayOptions(grpc_port=0, certificate=certificate)
     server.announce = lambda ports: None
 
     await server.startup([opened])

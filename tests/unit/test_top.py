@@ -13,22 +13,12 @@ from nereid.backends.triton.stub_processes import Process
 from nereid.base.prometheus_text import MetricSamples
 from nereid.cli.top import view
 from nereid.insight.observe import top
-from nereid.insight.observe.contention import MachineReading
-from nereid.insight.observe.top import (
-    GatewayReading,
-    ServerReading,
-    Top,
-    TopModel,
-    TopServer,
-    TopVariant,
-    measure,
-)
 from nereid.server.run_dir import GatewayInfo
 from nereid.server.supervision.process_usage import Usage
 from tests.conftest import ROOT
 from tests.routes import document, variant
 
-SERVER = TopServer(50, "127.0.0.1", {"http": 8000, "metrics": 8002}, "cpu", 60.0, True, {}, "")
+SERVER = top.TopServer(50, "127.0.0.1", {"http": 8000, "metrics": 8002}, "cpu", 60.0, True, {}, "")
 GATEWAY = GatewayInfo(60, "127.0.0.1", 8080)
 SHADOW = {"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}
 VARIANTS = variant("v1", "dogs_v1", 3), variant("v2", "dogs_v2", 1)
@@ -55,21 +45,21 @@ def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
     return Usage(Process(pid, pid), name, version, cpu_s, 1000 * pid)
 
 
-def reading(read_s: float, text: str = "", **changed: object) -> ServerReading:
+def reading(read_s: float, text: str = "", **changed: object) -> top.ServerReading:
     cores = {0: (int(10 * read_s), int(100 * read_s))}
-    machine = MachineReading(cores, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None)
     page = MetricSamples.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
-    plain = ServerReading(read_s, SERVER, page, (), machine, [], {"dogs": ROUTE}, {})
+    machine = top.TopMachine((), (1.0, 2.0, 3.0), 8000, 6000, 2.0, None, top.read_gpus(page))
+    plain = top.ServerReading(read_s, SERVER, page, (), machine, cores, [], {"dogs": ROUTE}, {})
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 
-def variant_of(found: Top, name: str) -> TopVariant:
+def variant_of(found: top.Top, name: str) -> top.TopVariant:
     (route,) = found.routes
     return next(entry for entry in route.variants if entry.name == name)
 
 
 def test_variants_have_their_part_of_the_growth():
-    figures = measure(
+    figures = top.measure(
         reading(10, requests(100, 100)),
         reading(12, requests(130, 110, failed=4) + "\n" + requests(10, 0, instance="b")),
     )
@@ -93,7 +83,7 @@ def test_latency_is_that_of_successful_requests():
     state = 'nereid_route_breaker_state{{route="dogs",variant="v1",model_instance="{0}"}} {0}'
     states = "\n".join(map(state.format, (0, 2, 1)))
 
-    v1 = variant_of(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
+    v1 = variant_of(top.measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
 
     assert (v1.p50_ms, v1.p99_ms) == (pytest.approx(5), pytest.approx(9.9))
     assert v1.breaker == "open"
@@ -105,7 +95,7 @@ def test_shadow_agrees_as_a_share_of_the_compared():
         for outcome, count in {"agreed": 6, "disagreed": 1, "failed": 1, "shed": 90}.items()
     )
 
-    (shadow,) = measure(reading(10), reading(12, text)).routes[0].shadows
+    (shadow,) = top.measure(reading(10), reading(12, text)).routes[0].shadows
 
     assert (shadow.name, shadow.percent, shadow.agreement, shadow.requests_per_s) == ("next", 20.0, 0.75, 4.0)
 
@@ -115,26 +105,26 @@ def test_models_have_means_of_the_interval():
     text = model("dogs_v1", 110, 25_000, 11_000, 15) + "\n" + model("cats", 0)
     used = [usage(7, "dogs_v1", 1.5, 1), usage(8, "dogs_v1", 0.5, 1), usage(9, "dogs_v1", 9.0, 2)]
 
-    idle, busy = measure(before, reading(12, text, usage=used)).models
+    idle, busy = top.measure(before, reading(12, text, usage=used)).models
 
-    assert busy == TopModel("dogs_v1", 1, 2, 5.0, 2.0, 3.0, 4.0, 3.0, 50.0, 15_000)
-    assert idle == TopModel("cats", 1, None, 0.0, None, None, None, 3.0, None, None)
+    assert busy == top.TopModel("dogs_v1", 1, 2, 5.0, 2.0, 3.0, 4.0, 3.0, 50.0, 15_000)
+    assert idle == top.TopModel("cats", 1, None, 0.0, None, None, None, 3.0, None, None)
 
 
 def test_versions_are_in_the_order_of_their_numbers():
     text = "\n".join(model("eyes", 1).replace('version="1"', f'version="{number}"') for number in (10, 9, 2))
 
-    assert [row.version for row in measure(reading(10, text), reading(12, text)).models] == [2, 9, 10]
+    assert [row.version for row in top.measure(reading(10, text), reading(12, text)).models] == [2, 9, 10]
 
 
 def test_a_restart_is_named_and_its_counts_are_new():
     """The new server has counted only since its start, which lies in the interval."""
     restarted = reading(12, requests(104, 0), server=replace(SERVER, pid=51))
-    figures = measure(reading(10, requests(100, 100)), restarted)
+    figures = top.measure(reading(10, requests(100, 100)), restarted)
 
     assert variant_of(figures, "v1").requests_per_s == 52.0
     assert figures.notes == ["tritonserver restarted: pid 50 became 51"]
-    assert measure(reading(10, server=None, samples=None), reading(12)).notes == []
+    assert top.measure(reading(10, server=None, samples=None), reading(12)).notes == []
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -142,7 +132,7 @@ def test_without_two_pages_there_are_no_rates(side):
     both = {"before": reading(10), "after": reading(12)}
     both[side] = replace(both[side], samples=None, server=replace(SERVER, ready=False, trouble="no metrics"))
 
-    figures = measure(**both)
+    figures = top.measure(**both)
 
     assert (figures.seconds, figures.routes, figures.models) == (None, [], [])
     assert figures.server.ready == (side == "before")
@@ -151,35 +141,35 @@ def test_without_two_pages_there_are_no_rates(side):
 
 def test_machine_has_busy_cores_and_the_gpus_of_triton():
     text = 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5\nnv_gpu_power_usage{gpu_uuid="GPU-2"} 70'
-    machine = measure(reading(10), reading(12, text)).machine
+    machine = top.measure(reading(10), reading(12, text)).machine
 
     assert (list(machine.cores_busy), machine.limit_cores, machine.limit_memory_bytes) == ([0.1], 2.0, None)
     gpus = [(gpu.uuid, gpu.busy, gpu.power_w) for gpu in machine.gpus]
     assert gpus == [("GPU-1", 0.5, None), ("GPU-2", None, 70.0)]
 
 
-def gateway(read_s: float, predicted: int, shed: int, problem: str = "") -> GatewayReading:
+def gateway(read_s: float, predicted: int, shed: int, problem: str = "") -> top.GatewayReading:
     text = f"""nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="ok"}} {predicted}
 nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="overloaded"}} {shed}
 nereid_gateway_requests_total{{endpoint="/metrics",model="",outcome="ok"}} {predicted * 1000}
 nereid_gateway_in_flight 4
 nereid_gateway_limit 24"""
-    return GatewayReading(read_s, GATEWAY, None if problem else MetricSamples.parse(text), problem, [])
+    return top.GatewayReading(read_s, GATEWAY, None if problem else MetricSamples.parse(text), problem, [])
 
 
 def test_gateway_counts_requests_of_models():
     before, after = (reading(10, gateways=[gateway(10, 100, 0)]), reading(12, gateways=[gateway(12, 140, 6)]))
 
-    (row,) = measure(before, after).gateways
+    (row,) = top.measure(before, after).gateways
 
     assert (row.requests_per_s, row.shed_per_s, row.in_flight, row.waiting) == (23.0, 3.0, 4.0, None)
 
     closed = [gateway(12, 0, 0, "its metrics need a key")]
-    (row,) = measure(reading(10, gateways=closed), reading(12, gateways=closed)).gateways
+    (row,) = top.measure(reading(10, gateways=closed), reading(12, gateways=closed)).gateways
     assert (row.trouble, row.requests_per_s, row.limit) == ("its metrics need a key", None, None)
 
 
-def lines(found: Top, width: int, height: int | None = None) -> list[str]:
+def lines(found: top.Top, width: int, height: int | None = None) -> list[str]:
     console = Console(file=(file := io.StringIO()), width=width, force_terminal=False)
     console.print(view(found, width, height, "every 2 s; q quits"))
     return file.getvalue().splitlines()
@@ -188,10 +178,10 @@ def lines(found: Top, width: int, height: int | None = None) -> list[str]:
 REASON = "the process of 'dogs_0_0' is dead, and longer than any terminal " * 3
 
 
-def full(models: int = 3) -> Top:
+def full(models: int = 3) -> top.Top:
     names = [f"a-rather-long-name-of-a-model-{number}" for number in range(models)]
     text = "\n".join(model(name, 10**6 * n, 10**9, 10**9, 10**5) for n, name in enumerate(names, start=1))
-    return measure(
+    return top.measure(
         reading(10, gateways=[gateway(10, 0, 0)], usage=[usage(5, "tritonserver", 0)]),
         reading(
             12,

@@ -22,9 +22,10 @@ from nereid.base.tracing.collector import (
     HOLD_S,
     MAX_KEPT_PER_S,
     MAX_TRACES,
-    RecordFile,
     TailSampler,
+    append_records,
     read_records,
+    receiving,
 )
 from nereid.base.tracing.context import TraceContext, continue_or_start_trace, parse_traceparent
 from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, never_raises
@@ -199,8 +200,8 @@ def test_memory_is_bounded():
 def test_damaged_record_does_not_end_the_collector(tmp_path):
     written, log = [], []
     traces = TailSampler(written.extend, lambda records: None)
-    receiver = collector.Collector(tmp_path / "s", traces, log.append)
-    with receiver.running(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    receiver = receiving(tmp_path / "s", traces, log.append)
+    with receiver, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for text in (b"nonsense", b'{"trace":1}', b"{}", b"\n", *encoded(ROUTE)):
             sender.sendto(text, str(tmp_path / "s"))
         wait_until(lambda: written, "a record")
@@ -213,9 +214,8 @@ def test_damaged_record_does_not_end_the_collector(tmp_path):
 def test_file_of_records_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "MAX_FILE_BYTES", 10_000)
     path = tmp_path / "records.jsonl"
-    file = RecordFile(path)
     for number in range(300):
-        file.write(encoded(ROUTE | {"number": number}))
+        append_records(path, encoded(ROUTE | {"number": number}))
 
     numbers = [entry["number"] for entry in read_records(path)]
     assert numbers == list(range(numbers[0], 300))

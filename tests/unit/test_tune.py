@@ -51,7 +51,7 @@ class Machine:
 
 def searched(machine: Machine, objective=THROUGHPUT, until_s: float = 300.0) -> TuneReport:
     searching = search.Search(machine.measure, objective, 2, lambda: machine.now_s, until_s)
-    outcome = searching.run(lambda count: search.sample(POINTS, GRID, count, 0, ()))
+    outcome = searching.run(search.sample(POINTS, GRID, search.MAX_CANDIDATES, 0, ()))
     default = (("instances", 2), ("delay", 2))
     return TuneReport("net", objective, default, *outcome, searching.seen, searching.failures)
 

@@ -53,8 +53,8 @@ def test_missing_package_is_named(monkeypatch):
 
 
 def test_command_line_is_read_as_the_same_options(monkeypatch):
-    images = COFFEE, Path("a cat.jpg")
-    options = TuneOptions(REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), images, 7)
+    images, objective = (COFFEE, Path("a cat.jpg")), Objective("latency", 12.5)
+    options = TuneOptions(REPOSITORY, "classify_v1", "cpu", objective, 2.5, (4, 1), images, 7)
     read = []
     monkeypatch.setattr(command, "run_tuning", lambda options, *_: read.append(options))
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as v2
 
+from nereid.base.contract import DTYPES
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import GatewaySettings
 from nereid.gateway.v2 import inference_body
@@ -249,7 +250,7 @@ def test_any_message_is_checked_or_rejected(data):
         datatype, shape = data.draw(DATATYPES), data.draw(SHAPES)
         tensor = message.inputs.add(name=data.draw(NAMES), datatype=datatype, shape=shape)
         count = data.draw(st.sampled_from([0, 1, prod(shape) if 0 < prod(shape) < 100 else 3]))
-        field, _ = CONTENTS.get(datatype, ("fp32_contents", ""))
+        field = CONTENTS.get(datatype, "fp32_contents")
         if data.draw(st.booleans()):
             tensor.contents.SetInParent()
             getattr(tensor.contents, field).extend([b"x" if field == "bytes_contents" else 1] * count)
@@ -321,9 +322,9 @@ async def test_long_message_does_not_delay_others(message, expected):
 
 @pytest.mark.parametrize("datatype", [*CONTENTS])
 def test_both_protocols_become_the_same_request(datatype):
-    field, dtype = CONTENTS[datatype]
-    values = [b"ab", b""] if datatype == "BYTES" else [1, 0]
-    raw = b"\2\0\0\0ab\0\0\0\0" if datatype == "BYTES" else np.array(values, dtype).tobytes()
+    field, values, raw = CONTENTS[datatype], [b"ab", b""], b"\2\0\0\0ab\0\0\0\0"
+    if datatype != "BYTES":
+        raw = np.array(values := [1, 0], DTYPES[datatype]).tobytes()
     typed, message = (v2.ModelInferRequest(model_name="m") for _ in range(2))
     getattr(typed.inputs.add(name="x", datatype=datatype, shape=[2]).contents, field).extend(values)
     message.inputs.add(name="x", datatype=datatype, shape=[2])

@@ -4,25 +4,19 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
-import shutil
-import socket
 import stat
 import subprocess
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from nereid.base import files
-from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
-from nereid.models.publish import drop_folder, watch
-from nereid.models.publish.examination import ExaminationLimits
-from nereid.models.publish.staged_version import Description, write_description
-from nereid.repository.checksums import digest
+from nereid.base.errors import InvalidConfig, OperationFailed
+from nereid.models.publish import drop_folder
 from nereid.server.model_control import NotReached
-from tests.publishing import unchanged
 from tests.tables import cases, rows
 
 SETTLE_S = 2.0
@@ -106,8 +100,7 @@ class Drop:
 
 @pytest.fixture
 def drop(tmp_path):
-    folder = tmp_path / "drop"
-    folder.mkdir()
+    (folder := tmp_path / "drop").mkdir()
     watched = Drop(folder)
     yield watched
     watched.held.close()
@@ -191,11 +184,6 @@ def make_deep(path: Path) -> None:
         path.mkdir()
 
 
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(path))
-
-
 def make_pipe_inside(path: Path) -> None:
     path.mkdir()
     (path / "a.onnx").write_text("a")
@@ -220,7 +208,8 @@ def make_full(path: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        *(make_deep, make_socket, make_full, make_pipe_inside, make_loop_inside, os.mkfifo, Path.mkdir),
+        *(make_deep, make_full, make_pipe_inside, make_loop_inside, os.mkfifo, Path.mkdir),
+        lambda path: os.mknod(path, stat.S_IFSOCK),
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.symlink_to("a" * 300),
         lambda path: path.symlink_to(path),
@@ -240,25 +229,21 @@ def test_odd_entry_ends_nothing(drop, make):
     assert ("other", "b") in drop.published
 
 
-@pytest.mark.parametrize("missing", ["net.onnx", "link", "net/weights.data"])
-def test_incomplete_entry_waits(drop, missing):
-    """The file is empty, the link has no target, or a part of the folder still has another name."""
-    last = drop.folder / missing
-    if missing == "net.onnx":
-        last.touch()
-    elif missing == "link":
-        last = drop.folder / ".later"
-        (drop.folder / "net.onnx").symlink_to(last)
-    else:
-        drop.write("net/net.onnx", "a")
-        drop.write(f"{missing}.part", "a")
+@cases(
+    empty_file=("net.onnx", Path.touch),
+    link_without_target=(".later", lambda path: path.symlink_to(".later")),
+    part_of_a_folder=("net/weights.data", lambda path: (path.parent / "net/net.onnx").write_text("a")),
+)
+def test_incomplete_entry_waits(last, begin, drop):
+    part = drop.write(f"{last}.part", "a")
+    begin(drop.folder / "net.onnx")
     drop.wait(60)
     assert (drop.publisher.given, drop.announced, drop.reported) == ([], [], [])
 
-    last.with_name(f"{last.name}.part").rename(last) if "/" in missing else last.write_text("a")
+    part.rename(drop.folder / last)
     drop.wait()
 
-    kept = {"net.onnx": "a"} | ({"weights.data": "a"} if "/" in missing else {})
+    kept = {"net.onnx": "a"} | ({"weights.data": "a"} if "/" in last else {})
     assert drop.publisher.given == [("net", kept)]
 
 
@@ -354,11 +339,9 @@ def test_rejected_entry_is_moved_with_its_reason(name, kind, target, drop):
 
 def test_unexpected_error_is_a_rejection(drop):
     """One file can neither end the watcher nor delay the next one of its model."""
-    drop.publisher.failures = [ValueError("no\nway \udcff")]
-    drop.write("net@1.onnx", "a")
     drop.write("net@2.onnx", "b")
 
-    drop.wait(20)
+    drop.handle(ValueError("no\nway \udcff"), name="net@1.onnx", seconds=20)
 
     assert drop.published == [("net", "b")]
     (reason,) = (result.reason for result in drop.results if not result.version)
@@ -388,7 +371,6 @@ def caused(error: Exception) -> OperationFailed:
     recovery=drop_folder.TemporaryFailure("recovery failed"),
     disk=OSError(28, "No space left on device"),
     disk_in_action=caused(OSError(28, "No space left on device")),
-    lock_in_action=caused(files.LockTimeout("another one holds the history")),
 )
 def test_temporary_failure_is_tried_again(drop, error):
     tries: list[float] = []
@@ -552,10 +534,7 @@ def test_folder_that_becomes_a_link_is_not_followed(drop, tmp_path, where, monke
 
 
 def test_entry_that_cannot_be_moved_leaves_no_reason(drop, monkeypatch):
-    def fail() -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    at_rename(monkeypatch, fail)
+    at_rename(monkeypatch, Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
 
     drop.handle(OperationFailed("no"))
 
@@ -607,87 +586,6 @@ def test_missing_folder_is_read_when_it_is_back(drop):
     drop.wait()
 
     assert drop.published == [("net", "a")]
-
-
-def publish_to(repository: Path, find_server=lambda: None) -> drop_folder.Publish:
-    limits = ExaminationLimits(max_slowdown=100, max_memory_ratio=100)
-    return watch.publication(repository, find_server, limits, 0, lambda line: None)
-
-
-@pytest.mark.parametrize("path", ["net@x.onnx", "net@x/net.onnx", "net@x/model.onnx/model.onnx"])
-def test_newest_version_is_not_published_again(repository, tmp_path, path):
-    """After a kill before the journal was written, the file is recognized as that version."""
-    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(repository / "net" / "1" / "model.onnx", tmp_path / path)
-    source = tmp_path / Path(path).parts[0]
-    if source.is_dir():
-        (source / "README").write_text("about it")
-
-    with unchanged(repository):
-        assert publish_to(repository)("net", source) == ("net", 1)
-
-
-def test_newest_version_that_was_adapted_is_not_published_again(repository, tmp_path):
-    """The dropped file is the one before the changes."""
-    version, dropped = repository / "net" / "1", tmp_path / "net.onnx"
-    shutil.copyfile(version / "model.onnx", dropped)
-    write_description(version, Description("net.onnx", digest(dropped)))
-    (version / "model.onnx").write_bytes(b"adapted")
-
-    assert publish_to(repository)("net", dropped) == ("net", 1)
-
-
-def test_server_is_looked_up_for_each_publication(repository):
-    """The server may have restarted on other ports since the last publication."""
-    looks: list[None] = []
-    publish = publish_to(repository, lambda: looks.append(None))
-    assert looks == []
-
-    for _ in range(3):
-        publish("net", repository / "net" / "1" / "model.onnx")
-
-    assert len(looks) == 3
-
-
-def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tmp_path):
-    """The network decides, not a copy of the predecessor in the same folder."""
-    source = tmp_path / "net"
-    (source / "before").mkdir(parents=True)
-    shutil.copyfile(repository / "net" / "1" / "model.onnx", source / "before" / "net.onnx")
-    (source / "net.onnx").write_text("bad")
-
-    with pytest.raises(OperationFailed, match="expected an ONNX network"):
-        publish_to(repository)("net", source)
-
-
-def test_failed_recovery_is_a_temporary_failure(repository, tmp_path):
-    (tmp_path / ".models.nereid").mkdir()
-    (tmp_path / ".models.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
-
-    with pytest.raises(drop_folder.TemporaryFailure, match="another release of nereid wrote it"):
-        publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
-
-
-OVERLAP = ": it contains the repository '{0}/models', or is inside"
-
-
-@cases(
-    absent=("absent", "models", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
-    file=("file", "models", "", "cannot watch '{0}/file': it is not a folder"),
-    in_repository=("link", "models", "", "cannot watch '{0}/link'" + OVERLAP),
-    around_repository=(".", "models", "", "cannot watch '{0}'" + OVERLAP),
-    repository=("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
-    model=("drop", "models", "other", "'{0}/models' has no network 'other', it has: net"),
-    share=("drop", "models", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
-)
-def test_watch_that_would_reject_every_file_is_wrong_usage(folder, target, model, reason, repository):
-    base = repository.parent
-    (base / "drop").mkdir()
-    (base / "file").touch()
-    (base / "link").symlink_to(repository / "net")
-
-    with pytest.raises(WrongUsage, match=f"^{re.escape(reason.format(base))}"):
-        watch.check(base / folder, base / target, model, share=1.0 * ("share" in reason))
 
 
 def test_command_that_cannot_watch_writes_nothing(nereid, drop, tmp_path):

@@ -111,7 +111,7 @@ class Breaker:
 
 # A death seen longer ago than this says nothing about the instance's current process.
 DEATH_COUNTS_S = 10.0
-# A request is sent to at most this many dead instances while no other one answers, or if it has a fallback.
+# A request is sent to at most this many dead instances while no other one responds, or if it has a fallback.
 # Each costs a second in Triton 24.10, and the supervisor needs one or two, on a busy machine four, to replace
 # them.
 MAX_DEATHS = 3
@@ -180,8 +180,8 @@ class VariantHealth:
         self._is_retired = False
         self.in_flight = self.late = self.late_large = 0
         self.is_dead = False
-        # When it last answered, in seconds, even if too late.
-        self.answered_at = -inf
+        # When it last responded, in seconds, even if too late.
+        self.responded_at = -inf
         # When each instance was seen dead, in seconds.
         self._deaths: dict[str, float] = {}
         self._suspects: deque[float] = deque()
@@ -226,7 +226,7 @@ class VariantHealth:
         admitted = attempt.admitted
         admitted.deaths += 1
         if admitted.deaths > MAX_DEATHS:
-            if is_silent := self.answered_at < admitted.arrived_at:
+            if is_silent := self.responded_at < admitted.arrived_at:
                 self.breaker.trip(now)
             if is_silent or (attempt.has_fallbacks and attempt.plan.has_choices):
                 return False
@@ -384,7 +384,7 @@ class Attempt:
 
     @cached_property
     def is_large(self) -> bool:
-        """Whether an image of the request is large; first read before the request is answered."""
+        """Whether an image of the request is large; first read before the request gets its response."""
         return self.admitted.request.is_large()
 
     @property
@@ -404,8 +404,8 @@ class Attempt:
         if not is_fault(error):
             return None
         if isinstance(error, DeadlineExceeded):
-            # A variant that answered others meanwhile is merely overloaded, as is one with large images.
-            is_silent = self.health.answered_at < self.started_at
+            # A variant that responded to others meanwhile is merely overloaded, as is one with large images.
+            is_silent = self.health.responded_at < self.started_at
             is_blamed = self._is_own_deadline and is_silent and not self.health.late_large
             return True if is_blamed and not self.is_large else None
         return True

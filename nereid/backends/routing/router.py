@@ -107,7 +107,7 @@ class Router:
         log: receives a line when a breaker opens or closes, or a shadow fails.
         clock: seconds of a monotonic clock.
         random_unit: random numbers in [0, 1).
-        can_answer: returns whether a dead instance's model has a running process of at least an age in s.
+        has_process: returns whether a dead instance's model has a running process of at least an age in s.
         begin_trace: returns the trace of a request that arrives.
         wake: called when a request has a deadline before the next call of `expire` that `sleep_s` announced,
             or when `free_abandoned` has something to do.
@@ -123,14 +123,14 @@ class Router:
         log: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
         random_unit: Callable[[], float] = random,
-        can_answer: Callable[[str, float], bool] = lambda instance, age_s: False,
+        has_process: Callable[[str, float], bool] = lambda instance, age_s: False,
         wake: Callable[[], None] = lambda: None,
         begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
         observe: Observe | None = None,
         spawn: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         self._metrics, self._clock, self._random_unit = metrics, clock, random_unit
-        self._can_answer, self._wake = can_answer, wake
+        self._has_process, self._wake = has_process, wake
         self._begin_trace, self._spawn = begin_trace, spawn
         self._wakes_at = inf
         self._lock = Lock()
@@ -184,7 +184,7 @@ class Router:
     def _finish(self, admitted: AdmittedRequest, plan: AttemptPlan) -> None:
         try:
             attempt, response = self._serve(admitted, plan)
-        except _AlreadyAnswered:
+        except _AlreadyEnded:
             return
         except Exception as raised:
             self._free_slot(admitted)
@@ -270,7 +270,7 @@ class Router:
         with self._lock:
             dead = [(health, health.dead_instances) for health in self._health if health.is_dead]
         for health, instances in dead:
-            if instances and all(self._can_answer(instance, 0.0) for instance in instances):
+            if instances and all(self._has_process(instance, 0.0) for instance in instances):
                 with self._lock:
                     health.revive(self._clock())
 
@@ -396,22 +396,22 @@ class Router:
             attempt.admitted.is_abandoned = False
             attempt.health.count_late(attempt, -is_late)
             if error is None:
-                attempt.health.answered_at = self._clock()
+                attempt.health.responded_at = self._clock()
         if is_late:
             self._metrics.add("late_total", **attempt.health.labels)
-            raise _AlreadyAnswered
+            raise _AlreadyEnded
         if error:
             raise error
         return response
 
     def _has_live_instance(self, attempt: Attempt, error: StubDied) -> bool:
-        """Return whether another process may answer: a replacement only if no fallback can."""
+        """Return whether another process may respond: a replacement only if no fallback can."""
         if not (instance := read_unhealthy_instance(str(error))):
             return False
         with self._lock:
             attempt.health.note_death(instance, now := self._clock())
         age_s = now - attempt.started_at if attempt.plan.has_choices and attempt.has_fallbacks else 0.0
-        return self._can_answer(instance, age_s)
+        return self._has_process(instance, age_s)
 
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
         """Record how an attempt ended; return False if that was recorded before."""
@@ -440,5 +440,5 @@ class Router:
         return True
 
 
-class _AlreadyAnswered(Exception):
+class _AlreadyEnded(Exception):
     """The attempt ended past its deadline: the client had an error, or another variant the request."""

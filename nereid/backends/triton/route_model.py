@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -27,7 +27,6 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
 from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
 from nereid.base.errors import InvalidRequest, ServingError, from_message
-from nereid.base.task_outputs import TaskOutputs
 from nereid.base.task_registry import make_task_outputs
 from nereid.vision.imaging.formats.image_header import LARGE_COST, estimate_header_cost, read_header
 
@@ -48,10 +47,12 @@ class RouteModel:
         self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
         task = make_task_outputs(self._outputs, _class_names(config))
         self._watch = RouteWatch(config, lambda model, version: pb_utils.is_model_ready(model, str(version)))
-        self._metrics = MetricReporter(
-            ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
-        )
-        self._signals = _RouteSignals(config, task, instance, self._warn)
+        reporter = partial(MetricReporter, ROUTE_PREFIX, route=config.name, model_instance=instance)
+        self._metrics = reporter(ROUTE_METRICS)
+        self._signals = reporter(ROUTE_QUALITY_METRICS, SIGNALS_FLUSH_INTERVAL_S)
+        self._quality = RouteQuality(self._signals, task)
+        self._reference = ReferenceWatch(path_of(config.folder.parent, config.name))
+        self._poll_reference()
         self._is_awake, self._is_closing = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._router = Router(
@@ -59,10 +60,10 @@ class RouteModel:
             task,
             self._metrics,
             self._warn,
-            can_answer=partial(stub_processes.can_answer, config.folder.parent),
+            has_process=partial(stub_processes.has_process, config.folder.parent),
             wake=self._is_awake.set,
             begin_trace=self._begin_trace,
-            observe=self._signals.observe,
+            observe=self._quality.observe if measures_signals() else None,
             spawn=self._pool.submit,
         )
         self._show(self._watch.loaded)
@@ -112,7 +113,7 @@ class RouteModel:
                 polled_at = time.monotonic()
                 self._router.revive()
                 self._poll()
-                self._signals.poll()
+                self._poll_reference()
 
     def _poll(self) -> None:
         """Read the route file if it has changed; an invalid one changes nothing."""
@@ -128,6 +129,13 @@ class RouteModel:
             self._metrics.add("reloads_total", outcome="accepted")
             self._show(loaded)
 
+    def _poll_reference(self) -> None:
+        """Read the route's reference if its file has changed; without a valid one, no class is counted."""
+        if self._reference.poll():
+            self._quality.use(self._reference.classes)
+            if self._reference.problem:
+                self._warn(f"no class is counted: {self._reference.problem}")
+
     def _show(self, loaded: LoadedRoute) -> None:
         route = loaded.route
         self._metrics.set("generation", route.generation)
@@ -137,41 +145,6 @@ class RouteModel:
 
     def _warn(self, line: str) -> None:
         log_warn(f"route {self._config.name}: {line}")
-
-
-class _RouteSignals:
-    """Signals of the responses of one instance of a route.
-
-    Args:
-        instance: name of the instance.
-        warn: receives a line if the route's reference is invalid.
-    """
-
-    def __init__(
-        self, config: ModelConfig, task: TaskOutputs, instance: str, warn: Callable[[str], None]
-    ) -> None:
-        self._metrics = MetricReporter(
-            ROUTE_PREFIX,
-            ROUTE_QUALITY_METRICS,
-            SIGNALS_FLUSH_INTERVAL_S,
-            route=config.name,
-            model_instance=instance,
-        )
-        self._quality = RouteQuality(self._metrics, task)
-        self._watch, self._warn = ReferenceWatch(path_of(config.folder.parent, config.name)), warn
-        self.observe = self._quality.observe if measures_signals() else None
-        self.poll()
-
-    def poll(self) -> None:
-        """Read the reference if its file has changed; without a valid one, no class is counted."""
-        if self._watch.poll():
-            self._quality.use(self._watch.classes)
-            if self._watch.problem:
-                self._warn(f"no class is counted: {self._watch.problem}")
-
-    def close(self) -> None:
-        """Send the last changes."""
-        self._metrics.close()
 
 
 class _TritonRequest:

@@ -100,7 +100,7 @@ def model_of(instance: str) -> str:
     return instance.rsplit("_", 2)[0]
 
 
-def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC) -> bool:
+def has_process(repository: Path, instance: str, age_s: float, proc: Path = PROC) -> bool:
     """Return whether the model of a dead instance has a running process: another one, or the replacement.
 
     Call this from a stub of the same server.

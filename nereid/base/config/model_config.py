@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nereid.base.config.parameters import Settings, parse_parameters
 from nereid.base.config.server_flags import INSTANCES_BACKEND, backend_config_values, server_command_line
@@ -55,6 +55,14 @@ class TensorSpec:
         if (self.datatype, len(self.dims)) != (other.datatype, len(other.dims)):
             return False
         return all(-1 in pair or pair[0] == pair[1] for pair in zip(self.dims, other.dims, strict=True))
+
+
+class ServedTensor(NamedTuple):
+    """A tensor of a network: name, Triton datatype, dims without the batch, -1 for variable ones."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

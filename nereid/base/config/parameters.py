@@ -13,29 +13,9 @@ from nereid.base.errors import InvalidConfig
 # Parameters read by Triton or `nereid serve`; every backend ignores them.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 SERVER_PARAMETERS = TRITON_PARAMETERS | instance_bounds.PARAMETERS
-# Parameters read by `nereid.vision.inference.session_options`, and NVIDIA's that it can ignore.
+# Parameters read by `nereid.vision.inference.session_options`, and NVIDIA's that it can ignore; the booleans
+# are `true` or `false`.
 SESSION_PREFIX = "session."
-ONNXRUNTIME_PARAMETERS = frozenset(
-    {
-        "arena_extend_strategy",
-        "cudnn_conv_algo_search",
-        "do_copy_in_default_stream",
-        "enable_mem_arena",
-        "enable_mem_pattern",
-        "execution_mode",
-        "gpu_mem_limit",
-        "inter_op_thread_count",
-        "intra_op_thread_count",
-        "memory.enable_memory_arena_shrinkage",
-        "nereid.cuda_graphs",
-        "nereid.halve_batch_if_out_of_memory",
-        "nereid.release_memory_every",
-        "nereid.run_batch_size",
-        "nereid.shared_weights",
-        "nereid.warm_batch_sizes",
-    }
-)
-# The boolean ones among them: `true` or `false`.
 ONNXRUNTIME_BOOLEANS = frozenset(
     {
         "enable_mem_arena",
@@ -45,6 +25,19 @@ ONNXRUNTIME_BOOLEANS = frozenset(
         "nereid.shared_weights",
     }
 )
+ONNXRUNTIME_PARAMETERS = ONNXRUNTIME_BOOLEANS | {
+    "arena_extend_strategy",
+    "cudnn_conv_algo_search",
+    "do_copy_in_default_stream",
+    "execution_mode",
+    "gpu_mem_limit",
+    "inter_op_thread_count",
+    "intra_op_thread_count",
+    "memory.enable_memory_arena_shrinkage",
+    "nereid.release_memory_every",
+    "nereid.run_batch_size",
+    "nereid.warm_batch_sizes",
+}
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from nereid.base.prometheus_text import counter
+from nereid.base.prometheus_text import MetricLabels, counter, render
 from nereid.base.tracing.records import SERVER, Record
 
 # A trace's root record comes last; each process sends its records within `records.FLUSH_INTERVAL_S`.
@@ -127,6 +127,15 @@ class TailSampler:
             while traces:
                 self._finish(*traces.popitem(last=False), now_s)
 
+    def metrics(self) -> str:
+        """Return the metrics in Prometheus' text format."""
+        samples: dict[tuple[str, MetricLabels], float] = {
+            ("kept_total", ()): self.kept,
+            ("dropped_total", (("reason", "limit"),)): self.over_limit,
+            ("dropped_total", (("reason", "lost"),)): self.lost,
+        }
+        return render(samples, PREFIX, METRICS)
+
     def _add(self, record: bytes, head: RecordHead, now_s: float) -> None:
         name = head.trace
         is_rooted = head.is_root or name in self._rooted
@@ -168,63 +177,51 @@ class TailSampler:
         return True
 
 
-class Collector:
-    """Receives the records of a server's processes while the context `running` is open.
+@contextlib.contextmanager
+def receiving(path: Path, traces: TailSampler, log: Callable[[str], None]) -> Iterator[None]:
+    """Receive the records of a server's processes in the background while the context is open.
 
     Args:
-        traces: receives the records.
+        path: the socket.
         log: receives a line about records that cannot be read.
     """
+    path.unlink(missing_ok=True)
+    is_closing = threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        receiver.bind(str(path))
+        arguments = [receiver, is_closing, traces, log]
+        thread = threading.Thread(target=_receive, args=arguments, name="traces", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_closing.set()
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"", str(path))
+            thread.join()
+            path.unlink(missing_ok=True)
 
-    def __init__(self, path: Path, traces: TailSampler, log: Callable[[str], None]) -> None:
-        self._path, self._traces, self._log = path, traces, log
-        self._is_closing = self._has_logged = False
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Receive records in the background."""
-        self._path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-            receiver.bind(str(self._path))
-            thread = threading.Thread(target=self._receive, args=[receiver], name="traces", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                self._is_closing = True
-                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                    sender.sendto(b"", str(self._path))
-                thread.join()
-                self._path.unlink(missing_ok=True)
-
-    def samples(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """Return the values of `METRICS`."""
-        return {
-            ("kept_total", ()): self._traces.kept,
-            ("dropped_total", (("reason", "limit"),)): self._traces.over_limit,
-            ("dropped_total", (("reason", "lost"),)): self._traces.lost,
-        }
-
-    def _receive(self, receiver: socket.socket) -> None:
-        while not self._is_closing:
-            # With no traces in memory, wake only for records.
-            receiver.settimeout(HOLD_S / 4 if len(self._traces) else None)
-            try:
-                with contextlib.suppress(TimeoutError):
-                    self._add(receiver.recv(RECEIVE_BYTES))
-                self._traces.expire(time.monotonic())
-            except Exception as error:  # another program's record must not stop the collector
-                self._traces.lost += 1
-                if not self._has_logged:
-                    self._has_logged = True
-                    self._log(f"traces: a record was ignored, and later ones are only counted: {error!r}")
-        with contextlib.suppress(Exception):  # such as a closed stderr
-            self._traces.close(time.monotonic())
-
-    def _add(self, datagram: bytes) -> None:
-        if datagram:
-            self._traces.add(datagram.split(b"\n"), time.monotonic())
+def _receive(
+    receiver: socket.socket, is_closing: threading.Event, traces: TailSampler, log: Callable[[str], None]
+) -> None:
+    has_logged = False
+    while not is_closing.is_set():
+        # With no traces in memory, wake only for records.
+        receiver.settimeout(HOLD_S / 4 if len(traces) else None)
+        try:
+            with contextlib.suppress(TimeoutError):
+                if datagram := receiver.recv(RECEIVE_BYTES):
+                    traces.add(datagram.split(b"\n"), time.monotonic())
+            traces.expire(time.monotonic())
+        except Exception as error:  # another program's record must not stop the collector
+            traces.lost += 1
+            if not has_logged:
+                has_logged = True
+                log(f"traces: a record was ignored, and later ones are only counted: {error!r}")
+    with contextlib.suppress(Exception):  # such as a closed stderr
+        traces.close(time.monotonic())
 
 
 # About 25,000 requests.
@@ -232,29 +229,19 @@ MAX_FILE_BYTES = 32 * 2**20
 _decode_record = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class RecordFile:
-    """Keeps the latest records in a file, which is rotated when full.
-
-    Args:
-        path: the file; the previous one has the suffix `.1`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, records: Sequence[bytes]) -> None:
-        """Append records; they are lost if the disk is full."""
-        with contextlib.suppress(OSError):
-            if self._path.exists() and self._path.stat().st_size > MAX_FILE_BYTES:
-                self._path.replace(_before(self._path))
-            self._path.touch(mode=0o600)
-            size = self._path.stat().st_size
-            try:
-                with self._path.open("ab") as file:
-                    file.write(b"".join(record + b"\n" for record in records))
-            except OSError:  # the next record must start on a new line
-                with self._path.open("r+b") as file:
-                    file.truncate(size)
+def append_records(path: Path, records: Sequence[bytes]) -> None:
+    """Append records to a file, unless the disk is full; a full file is first renamed, with suffix `.1`."""
+    with contextlib.suppress(OSError):
+        if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
+            path.replace(_before(path))
+        path.touch(mode=0o600)
+        size = path.stat().st_size
+        try:
+            with path.open("ab") as file:
+                file.write(b"".join(record + b"\n" for record in records))
+        except OSError:  # the next record must start on a new line
+            with path.open("r+b") as file:
+                file.truncate(size)
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,51 +25,6 @@ FAILURES = "An image that fails is reported on stderr, and the others continue. 
 PDF = ".pdf"
 # As `nereid.client.request.ProtocolName`; importing the client would slow down the start of every command.
 Protocol = Literal["grpc", "http"]
-
-Images: TypeAlias = Annotated[
-    list[Path] | None, typer.Argument(help="Image files, or folders with images.", metavar="IMAGE|DIR…")
-]
-Url: TypeAlias = Annotated[
-    str, typer.Option(help="HOST:PORT of the server.", show_default="the running server of the repository")
-]
-WithProtocol: TypeAlias = Annotated[Protocol, typer.Option(help="Protocol of the requests.")]
-ApiKey: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help="Key for a guarded server. Other users of this machine can read a command line, so "
-        "prefer the variable.",
-        envvar="NEREID_KEY",
-        show_envvar=True,
-        show_default="none",
-    ),
-]
-SharedMemory: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--shm",
-        help="Send images through shared memory; the server needs `nereid serve --allow-shm`. If the server "
-        "refuses, images are sent in requests.",
-    ),
-]
-Concurrency: TypeAlias = Annotated[
-    int, typer.Option(help="Maximum number of requests in flight at the same time.", min=1)
-]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON array of all responses.")]
-JsonLines: TypeAlias = Annotated[bool, typer.Option("--jsonl", help="Print one line of JSON per image.")]
-Draw: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="Draw boxes and text on a copy of each image: a folder, or a file for one image.",
-        metavar="OUT",
-    ),
-]
-Pdf: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="Save each file as a PDF whose text can be searched: a folder, or a file for one image.",
-        metavar="OUT",
-    ),
-]
 
 
 def image_command(task: Task, texts: CommandTexts) -> Callable[..., None]:
@@ -93,59 +48,90 @@ def image_command(task: Task, texts: CommandTexts) -> Callable[..., None]:
 
 def _options(task: Task, texts: CommandTexts) -> dict[str, tuple[Any, Any]]:
     """Return the annotations and default values of a command's options, by their names."""
-    model = typer.Option(
-        help=f"Model that {task.verb_phrase}: a route or a pinned model.",
-        autocompletion=complete_model,
-        show_default=f"`{task.model}`, or the only model that {task.verb_phrase}",
-    )
-    watch = typer.Option(help=f"Then {task.name} each new image in this folder, until Ctrl-C.", metavar="DIR")
-    is_common = task.default_repository == REPOSITORY
     task_models = f"the models of task `{task.name}` in this checkout or package"
-    repository = typer.Option(
-        help="Model repository.",
-        envvar="NEREID_REPOSITORY",
-        show_default=DEFAULT_REPOSITORY if is_common else task_models,
-    )
-    return {
-        "images": (Images, None),
-        "url": (Url, ""),
-        "protocol": (WithProtocol, "grpc"),
-        "api_key": (ApiKey, ""),
-        "shm": (SharedMemory, False),
-        "model": (Annotated[str, model], ""),
-        **{
-            number.name: (Annotated[int, typer.Option(help=number.help, min=1)], number.default)
-            for number in texts.numbers
-        },
-        "concurrency": (Concurrency, 8),
-        "watch": (Annotated[Path | None, watch], None),
-        "as_json": (Json, False),
-        "as_jsonl": (JsonLines, False),
-        "as_csv": (Annotated[bool, typer.Option("--csv", help=texts.csv)], False),
-        **({"draw": (Draw, None)} if texts.draws else {}),
-        **({"pdf": (Pdf, None)} if texts.writes_pdf else {}),
-        "repository": (Annotated[Path, repository], task.default_repository),
+    of_task = {
+        "model": typer.Option(
+            help=f"Model that {task.verb_phrase}: a route or a pinned model.",
+            autocompletion=complete_model,
+            show_default=f"`{task.model}`, or the only model that {task.verb_phrase}",
+        ),
+        "watch": typer.Option(
+            help=f"Then {task.name} each new image in this folder, until Ctrl-C.", metavar="DIR"
+        ),
+        "as_csv": typer.Option("--csv", help=texts.csv),
+        "repository": typer.Option(
+            help="Model repository.",
+            envvar="NEREID_REPOSITORY",
+            show_default=DEFAULT_REPOSITORY if task.default_repository == REPOSITORY else task_models,
+        ),
     }
+    options: dict[str, tuple[Any, Any]] = {}
+    for field in fields(ImageCommandOptions):
+        if field.name == "concurrency":
+            options |= {
+                number.name: (Annotated[int, typer.Option(help=number.help, min=1)], number.default)
+                for number in texts.numbers
+            }
+        kind = Annotated[field.type, of_task[field.name]] if field.name in of_task else field.type
+        options[field.name] = kind, field.default
+    options["repository"] = options["repository"][0], task.default_repository
+    absent = {"draw": not texts.draws, "pdf": not texts.writes_pdf}
+    return {name: option for name, option in options.items() if not absent.get(name)}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageCommandOptions:
-    """The options of one call of a command, as typed."""
+    """The options of one call of a command, in the order of its help; `_options` adds texts of its task."""
 
-    images: list[Path] | None
-    url: str
-    protocol: Protocol
-    api_key: str
-    shm: bool
-    model: str
-    concurrency: int
-    watch: Path | None
-    as_json: bool
-    as_jsonl: bool
-    as_csv: bool
-    repository: Path
-    draw: Path | None = None
-    pdf: Path | None = None
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files, or folders with images.", metavar="IMAGE|DIR…")
+    ] = None
+    url: Annotated[
+        str,
+        typer.Option(help="HOST:PORT of the server.", show_default="the running server of the repository"),
+    ] = ""
+    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc"
+    api_key: Annotated[
+        str,
+        typer.Option(
+            help="Key for a guarded server. Other users of this machine can read a command line, so "
+            "prefer the variable.",
+            envvar="NEREID_KEY",
+            show_envvar=True,
+            show_default="none",
+        ),
+    ] = ""
+    shm: Annotated[
+        bool,
+        typer.Option(
+            "--shm",
+            help="Send images through shared memory; the server needs `nereid serve --allow-shm`. If the "
+            "server refuses, images are sent in requests.",
+        ),
+    ] = False
+    model: str = ""
+    concurrency: Annotated[
+        int, typer.Option(help="Maximum number of requests in flight at the same time.", min=1)
+    ] = 8
+    watch: Path | None = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array of all responses.")] = False
+    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print one line of JSON per image.")] = False
+    as_csv: bool = False
+    draw: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw boxes and text on a copy of each image: a folder, or a file for one image.",
+            metavar="OUT",
+        ),
+    ] = None
+    pdf: Annotated[
+        Path | None,
+        typer.Option(
+            help="Save each file as a PDF whose text can be searched: a folder, or a file for one image.",
+            metavar="OUT",
+        ),
+    ] = None
+    repository: Path = REPOSITORY
 
     def output_format(self, task: Task) -> "Format":
         """Check the options, and return the format that they choose.

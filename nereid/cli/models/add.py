@@ -225,7 +225,7 @@ def add(
     server_info, units = find_server(context, changeable_repository(repository)), list[str]()
 
     def confirm(proposal: "AddProposal") -> bool:
-        units.append(proposal.importer.input.unit)
+        units.append(proposal.importer.unit)
         if as_json:
             print(json.dumps(_document(name, proposal)))
         else:
@@ -245,8 +245,8 @@ def add(
 def screen(name: str, proposal: "AddProposal") -> list[str]:
     """Return a one-screen summary of the model that a network will become."""
     settings, measurements = proposal.settings, proposal.measurements
-    (height, width), span, kind = settings.sides_px, proposal.value_range, proposal.importer.input
-    unit = kind.unit
+    (height, width), span, importer = settings.sides_px, proposal.value_range, proposal.importer
+    unit = importer.unit
     # A reader gives its recogniser BGR.
     colours = settings.parameters.get("color_order", "RGB" if settings.parameters else "BGR")
     rows = [
@@ -257,15 +257,15 @@ def screen(name: str, proposal: "AddProposal") -> list[str]:
           if settings.parameters else []),
         *([("values", f"{span[0]:.3g} to {span[1]:.3g} for the photos below")] if span else []),
         *proposal.about,
-        *([("labels", f"{len(proposal.labels)} {kind.labels_are} from {proposal.labels_from}"
+        *([("labels", f"{len(proposal.labels)} {importer.labels_are} from {proposal.labels_from}"
             if proposal.labels else "none; fix: --labels FILE shows names instead of numbers")]
-          if kind.labels_are else []),
+          if importer.labels_are else []),
         ("batches", f"several {unit}s at a time" if settings.can_batch else f"one {unit} at a time"),
         *(("change", change) for change in proposal.changes),
         ("cost", f"{format_ms(measurements.latency_ms)} per {unit} on one core, "
                  f"{proposal.processes} processes, "
                  f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
-        *((image, proposal.importer.shown(result)) for image, result in proposal.results.items()),
+        *((image, importer.shown(result)) for image, result in proposal.results.items()),
         *(("uses", f"model '{model}', which is already in the repository") for model in proposal.shared),
     ]  # fmt: skip
     width_of_first = max(len(first) for first, _ in rows)
@@ -285,6 +285,6 @@ def _document(name: str, proposal: "AddProposal") -> dict[str, Any]:
     form = {key: settings[key] for key in NETWORK_SETTINGS}
     results = {kind.results: {} for kind in importers().values()} | {importer.results: outcomes}
     labels = {"count": len(proposal.labels), "from": proposal.labels_from}
-    importer_fields = {"task": importer.name, "unit": importer.input.unit, "form": form}
+    importer_fields = {"task": importer.name, "unit": importer.unit, "form": form}
     importer_fields |= {"parameters": settings["parameters"], "can_batch": settings["can_batch"]}
     return {"name": name, **importer_fields, **fields, "labels": labels, **results}

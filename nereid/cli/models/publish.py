@@ -178,5 +178,6 @@ def watch(
         show_progress,
     )
     terms = f"{model} {tolerance} {accept_change} {max_slowdown} {max_memory}"
-    staging = watching.staging_for(folder, repository)
-    watching.watch(folder, staging, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll)
+    watching.watch(
+        folder, repository, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll
+    )

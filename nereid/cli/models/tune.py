@@ -23,7 +23,7 @@ from nereid.cli.options import (
     show_progress,
 )
 from nereid.cli.tables import console
-from nereid.server.command_line import DEFAULT_PROFILE, TUNED_PROFILE, TritonOptions, check_options
+from nereid.server.command_line import DEFAULT_PROFILE, TUNED_PROFILE, ServerOptions, check_options
 
 if TYPE_CHECKING:
     from nereid.insight.tune.tuning import TuneOptions, TuneReport
@@ -86,17 +86,16 @@ def tune(
     The search uses its own server on a copy of the repository. It writes a setting only if the gain over the
     current settings exceeds the measurement noise.
     """
-    from nereid.insight.tune import tuning
+    from nereid.insight.tune import search, tuning
 
     with value_errors_as_wrong_usage():
-        check_options(TritonOptions(repository, profile))
+        check_options(ServerOptions(repository, profile))
         values = tuning.CONCURRENCIES if concurrency is None else tuning.concurrencies(concurrency)
     options = tuning.TuneOptions(
         repository if dry_run else changeable_repository(repository),
         model,
         profile,
-        objective,
-        p99_ms,
+        search.Objective(objective, math.inf if p99_ms is None else p99_ms),
         minutes,
         values,
         images or (),
@@ -114,10 +113,12 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
         OperationFailed: the model cannot be served, no setting meets the p99 limit, or a package is missing.
     """
     from nereid.base.processes import exit_on_sigterm
-    from nereid.insight.tune import tuning
+    from nereid.insight.tune import profiles, tuning
 
     tuning.check_packages()
-    tuned = tuning.find(options)
+    tuned = profiles.tunable(options.repository, options.model, options.profile)
+    if not options.is_dry:
+        profiles.check_writable(options.repository, tuned)
     with value_errors_as_wrong_usage():
         images = [path.read_bytes() for path in collect(options.images)]
     for note in tuned.notes:

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from nereid.base.http_connection import HttpConnectionPool
 from nereid.base.task_registry import DEFAULT_TASK, TASK_FOLDERS, TASKS
 from nereid.client.request import DEFAULT_CONCURRENCY, check_arguments
-from nereid.gateway import state
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, failure_response, json_response
 from nereid.gateway.http.middleware import RequestMiddleware
@@ -137,9 +136,8 @@ def create_gateway(
     """
     check_ring(keys, settings)
     check_arguments(settings.url, "http", DEFAULT_CONCURRENCY, None)
-    return state.build(
-        settings, keys, Models(settings.model, source, HttpConnectionPool(settings.url)), shared
-    )
+    models = Models(settings.model, source, HttpConnectionPool(settings.url))
+    return Gateway(settings, keys, models, shared)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

@@ -69,7 +69,7 @@ class GatewayRequest:
         limit_s: the caller's timeout in seconds, measured from the arrival of the head.
         offered_model: the model that the request concerns, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
-        v2_model_name: the model that answered over the v2 protocol.
+        model_name: the model's name; over the v2 protocol, "" until it has answered.
         is_inference: whether the request is for images, and is therefore traced.
         is_of_task: whether it is for a task's images.
         images: number of images with a known outcome.
@@ -82,7 +82,7 @@ class GatewayRequest:
         sent_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id = sent_id if sent_id and is_word(sent_id) else f"{random.getrandbits(128):032x}"
         self.spans = RequestSpans(tracer, self.headers.get(b"traceparent", b"").decode("latin-1"))
-        self.endpoint = self.variant = self.outcome = self.v2_model_name = ""
+        self.endpoint = self.variant = self.outcome = self.model_name = ""
         self.offered_model: OfferedModel | None = None
         self.key: Key | None = None
         self.is_inference = self.is_of_task = False

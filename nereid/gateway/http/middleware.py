@@ -111,6 +111,7 @@ class RequestMiddleware:
                 if operation.is_of_model:
                     name = scope.get("path_params", {}).get("model")
                     request.offered_model = await self._gateway.models.find(name, operation.task)
+                    request.model_name = request.offered_model.name
                 reply = await operation.run(self._gateway, request)
             app: ASGIApp = self._pages if reply is None else reply
             await app(scope, receive, send_with_headers)
@@ -181,12 +182,11 @@ def logged_failure(request: GatewayRequest, error: Exception) -> Failure:
 def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
     """Record a request's outcome and release what it held."""
     outcome = request.outcome or _CODES.get(request.status, "ok")
-    endpoint, metrics = request.endpoint or OTHER_LABEL, gateway.metrics
-    model = request.offered_model.name if request.offered_model else request.v2_model_name
+    endpoint, model = request.endpoint or OTHER_LABEL, request.model_name
     total_s = time.perf_counter() - request.arrived_at
     gateway.uploads.buffers.release(request.key_id, request.body_bytes)
     stages_s = {"total": total_s, **request.stages_s}
-    metrics.count_request(endpoint, model, request.variant, outcome, stages_s)
+    gateway.metrics.count("requests", endpoint, model, request.variant, outcome, stages_s)
     if request.is_of_task and not request.images:
         (request.offered_model or gateway.models.default).recent_load.record(outcome, "", 0.0)
     if request.is_inference and request.spans.is_traced:
@@ -194,10 +194,10 @@ def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
         attributes = {"endpoint": endpoint, "model": model, "variant": request.variant}
         request.spans.end(request.request_id, outcome, is_fault, **attributes)
     if access_log.isEnabledFor(logging.INFO):
-        access_log.info("%s", _log_line(request, model, outcome, total_s))
+        access_log.info("%s", _log_line(request, outcome, total_s))
 
 
-def _log_line(request: GatewayRequest, model: str, outcome: str, total_s: float) -> str:
+def _log_line(request: GatewayRequest, outcome: str, total_s: float) -> str:
     return json.dumps(
         {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -208,7 +208,7 @@ def _log_line(request: GatewayRequest, model: str, outcome: str, total_s: float)
             "ms": round(total_s * 1e3, 1),
             "request_id": request.request_id,
             "trace_id": request.spans.context.trace_id,
-            "model": model,
+            "model": request.model_name,
             "variant": request.variant,
             "bytes": request.body_bytes,
             "stages_ms": {stage: round(seconds * 1e3, 3) for stage, seconds in request.stages_s.items()},

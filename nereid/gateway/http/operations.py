@@ -1,7 +1,6 @@
 """The gateway's operations: one table for paths, required keys and the OpenAPI page."""
 
 import asyncio
-from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,7 +14,7 @@ from nereid.gateway.keys import Scope
 from nereid.gateway.model_endpoints import PUBLISH_PARAMETERS, preview, publish
 from nereid.gateway.models import PublishAnswer
 from nereid.gateway.readiness import Health, Ready
-from nereid.gateway.route_control import RolloutCommand, RouteState, RouteView
+from nereid.gateway.route_control import RolloutChange, RouteState, RouteView, Weights
 from nereid.gateway.state import Gateway
 from nereid.gateway.task_endpoint import BODY_ERRORS, IMAGE_MEDIA_TYPES, Operation, operations_of
 
@@ -26,21 +25,6 @@ class Access(Struct):
     keys_needed: bool
     name: str | None
     scopes: list[Scope]
-
-
-class Weights(Struct, forbid_unknown_fields=True):
-    """New weights by variant; a generation makes the change conditional."""
-
-    weights: dict[str, float]
-    generation: int | None = None
-
-
-class RolloutChange(Struct, forbid_unknown_fields=True):
-    """An order for a rollout; `candidate` and `steps` apply only to `start`."""
-
-    order: RolloutCommand
-    candidate: str = ""
-    steps: list[str | float] = []
 
 
 class ModelName(Struct):
@@ -74,7 +58,7 @@ for _task in TASKS:
 
 async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """List the models; the first model for a task is the default for requests that do not name one."""
-    pairs = [(model.name, await gateway.models.task_of(model)) async for model in gateway.models.all()]
+    pairs = [(model.name, await model.find_task()) for model in await gateway.models.all()]
     return json_response([ModelName(name, task.name if task else "") for name, task in pairs])
 
 
@@ -91,17 +75,15 @@ async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayRespon
 async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
     route = _route(request)
-    change = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, Weights)
-    order = change.weights, change.generation, _author(request)
-    return json_response(await route.change(partial(route.control.set_weights, *order)))
+    change = await gateway.uploads.read_json(request, Weights)
+    return json_response(await route.change(route.control.set_weights, change, _author(request)))
 
 
 async def order_rollout(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Start, pause, resume, promote or abort a rollout of the route."""
     route = _route(request)
-    change = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, RolloutChange)
-    order = change.order, change.candidate, change.steps, _author(request)
-    return json_response(await route.change(partial(route.control.issue_rollout_command, *order)))
+    change = await gateway.uploads.read_json(request, RolloutChange)
+    return json_response(await route.change(route.control.issue_rollout_command, change, _author(request)))
 
 
 def _route(request: GatewayRequest) -> RouteView:

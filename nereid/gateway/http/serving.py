@@ -20,7 +20,7 @@ from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.middleware import access_log
 from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import ModelSource
-from nereid.gateway.settings import GatewaySettings, ListenOptions
+from nereid.gateway.settings import GatewayOptions
 from nereid.gateway.state import Gateway
 from nereid.gateway.tls import TlsListener, check_certificate, http2_context
 from nereid.gateway.v2.grpc_server import GrpcServer
@@ -37,7 +37,7 @@ class _UvicornServer(uvicorn.Server):
     """Serve gRPC too; announce the ports once both are listening, and exit with status 0 after a signal."""
 
     gateway: Gateway
-    listen: ListenOptions
+    options: GatewayOptions
     announce: Callable[[dict[str, int]], object]
     grpc: GrpcServer | None = None
     failure: OperationFailed | None = None
@@ -53,23 +53,22 @@ class _UvicornServer(uvicorn.Server):
             self.servers = [TlsListener(sockets[0], context, protocol)]  # type: ignore[list-item]
         ports = {"http": sockets[0].getsockname()[1]}
         try:
-            if (grpc_port := self.listen.grpc_port) is not None:
-                opened = self._open_grpc(grpc_port)
+            options = self.options
+            if options.grpc_port is not None:
+                opened = self._open_grpc(options.host, options.grpc_port)
                 ports["grpc"] = opened.getsockname()[1]
-                self.grpc = GrpcServer(self.gateway, self.listen.keep_alive_s)
-                pem = self.listen.certificate
-                await self.grpc.start(
-                    opened, http2_context(pem, self.listen.certificate_key) if pem else None
-                )
+                self.grpc = GrpcServer(self.gateway, options.keep_alive_s)
+                pem = options.certificate
+                await self.grpc.start(opened, http2_context(pem, options.certificate_key) if pem else None)
             self.announce(ports)
         except OperationFailed as error:
             self.failure, self.should_exit = error, True
         if self.gateway.shared:
             self.reporting = asyncio.create_task(self._report())
 
-    def _open_grpc(self, port: int) -> socket.socket:
+    def _open_grpc(self, host: str, port: int) -> socket.socket:
         try:
-            return _open(self.listen.host, port, self.gateway.shared is not None)
+            return _open(host, port, self.gateway.shared is not None)
         except OperationFailed as error:
             raise OperationFailed(f"{error}; fix: choose another with --grpc-port") from None
 
@@ -98,53 +97,51 @@ class _UvicornServer(uvicorn.Server):
 
 
 def serve(
-    settings: GatewaySettings,
-    listen: ListenOptions,
+    options: GatewayOptions,
     keys: KeyRing,
     source: ModelSource,
     announce: Callable[[dict[str, int]], None],
-    logs_requests: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         announce: called with the ports `http` and `grpc` once the gateway is listening.
-        logs_requests: log every request to stderr, not only failures.
 
     Raises:
         WrongUsage: the settings are invalid, such as listening beyond loopback without keys.
         OperationFailed: the certificate or the address cannot be used.
     """
-    check_certificate(listen)
+    check_certificate(options)
     try:
-        gateway = create_gateway(settings, keys, source)
+        gateway = create_gateway(options, keys, source)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if logs_requests:
+    if options.logs_requests:
         _log_requests()
-    if listen.workers == 1:
-        _serve_here(gateway, listen, announce)
+    if options.workers == 1:
+        _serve_here(gateway, options, announce)
         return
-    with _reserved(listen) as (ports, listen), tempfile.TemporaryDirectory() as folder:
-        state = SharedState(0, listen.workers, Path(folder))
+    with _reserved(options) as ports, tempfile.TemporaryDirectory() as folder:
+        state = SharedState(0, options.workers, Path(folder))
+        same_ports = replace(options, port=ports["http"], grpc_port=ports.get("grpc"))
 
         def run_worker(number: int, announce_listening: Callable[[], object]) -> None:
             shared = replace(state, number=number)
             try:
-                gateway = create_gateway(settings, keys, source, shared)
+                gateway = create_gateway(same_ports, keys, source, shared)
             except ValueError as error:  # for example because the last key was revoked in the meantime
                 raise OperationFailed(str(error)) from None
-            _serve_here(gateway, listen, lambda ports: announce_listening())
+            _serve_here(gateway, same_ports, lambda ports: announce_listening())
 
-        WorkerPool(listen.workers, run_worker, log.warning, state.forget).run(lambda: announce(ports))
+        WorkerPool(options.workers, run_worker, log.warning, state.forget).run(lambda: announce(ports))
 
 
 def _serve_here(
-    gateway: Gateway, listen: ListenOptions, announce: Callable[[dict[str, int]], object]
+    gateway: Gateway, options: GatewayOptions, announce: Callable[[dict[str, int]], object]
 ) -> None:
     """Serve in this process."""
-    with _open(listen.host, listen.port, is_shared=gateway.shared is not None) as opened:
+    with _open(options.host, options.port, is_shared=gateway.shared is not None) as opened:
         config = uvicorn.Config(
             create_app(gateway),
             http=BoundedProtocol,
@@ -153,10 +150,10 @@ def _serve_here(
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=listen.keep_alive_s,
+            timeout_keep_alive=options.keep_alive_s,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
-            ssl_certfile=listen.certificate,
-            ssl_keyfile=listen.certificate_key,
+            ssl_certfile=options.certificate,
+            ssl_keyfile=options.certificate_key,
         )
         # Requests create few reference cycles, and the objects that exist now are permanent.
         gc.collect()
@@ -165,7 +162,7 @@ def _serve_here(
         raise_open_file_limit()  # each connection uses one
         keep_little_memory()
         server = _UvicornServer(config)
-        server.gateway, server.listen, server.announce = gateway, listen, announce
+        server.gateway, server.options, server.announce = gateway, options, announce
         server.run([opened])
     if server.failure:
         raise server.failure
@@ -181,8 +178,8 @@ def _log_requests() -> None:
 
 
 @contextlib.contextmanager
-def _reserved(listen: ListenOptions) -> Iterator[tuple[dict[str, int], ListenOptions]]:
-    """Reserve the ports that all workers will listen on; yield the ports, and the address that includes them.
+def _reserved(options: GatewayOptions) -> Iterator[dict[str, int]]:
+    """Reserve the ports that all workers will listen on, and yield them.
 
     The kernel distributes connections only among listening sockets, and the ones held here do not listen.
     """
@@ -190,15 +187,15 @@ def _reserved(listen: ListenOptions) -> Iterator[tuple[dict[str, int], ListenOpt
 
         def reserve(port: int) -> int:
             # A first attempt without sharing detects another program on the port.
-            with _open(listen.host, port) as opened:
+            with _open(options.host, port) as opened:
                 port = opened.getsockname()[1]
-            held.enter_context(_open(listen.host, port, is_shared=True))
+            held.enter_context(_open(options.host, port, is_shared=True))
             return port
 
-        ports = {"http": reserve(listen.port)}
-        if listen.grpc_port is not None:
-            ports["grpc"] = reserve(listen.grpc_port)
-        yield ports, replace(listen, port=ports["http"], grpc_port=ports.get("grpc"))
+        ports = {"http": reserve(options.port)}
+        if options.grpc_port is not None:
+            ports["grpc"] = reserve(options.grpc_port)
+        yield ports
 
 
 def _open(host: str, port: int, is_shared: bool = False) -> socket.socket:

@@ -168,7 +168,7 @@ class Uploads:
             raise invalid_request(f"at most {max_images} images, got {len(batch.images)}")
         return batch
 
-    async def read_json(self, request: GatewayRequest, remaining_s: float, body_type: Any) -> Any:
+    async def read_json(self, request: GatewayRequest, body_type: Any) -> Any:
         """Read a JSON body as an instance of a class.
 
         Raises:
@@ -176,6 +176,7 @@ class Uploads:
             ClientClosed: the client disconnected before sending the whole body.
         """
         body_format_of(request, (JSON,))
+        remaining_s = self._settings.default_timeout_s
         return _decode(body_type, await self.read_body(request, remaining_s, MAX_UNCOUNTED_BYTES))
 
     async def read_body(

@@ -138,8 +138,6 @@ PEER_LIMITS = ClientLimits(
     connections=64, calls=32, frames=(1000, 200), resets=(100, 10), keyless_starts=(200, 50)
 )
 KEY_LIMITS = replace(PEER_LIMITS, connections=256, calls=1024, frames=(20_000, 2000), resets=(1000, 200))
-# Maximum names remembered; beyond that, those that hold nothing are dropped.
-MAX_IDLE = 4096
 
 
 class TokenBucket:
@@ -180,22 +178,6 @@ class ClientUsage:
         self.frames = TokenBucket(*limits.frames)
         self.resets = TokenBucket(*limits.resets)
         self.keyless_starts = TokenBucket(*limits.keyless_starts)
-
-
-class ClientUsages:
-    """The clients by name."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ClientLimits], ClientUsage] = {}
-
-    def find(self, name: str, limits: ClientLimits) -> ClientUsage:
-        """Return the client with the given name and limits, creating it if necessary."""
-        if client := self._known.get((name, limits)):
-            return client
-        if len(self._known) >= MAX_IDLE:
-            self._known = {n: usage for n, usage in self._known.items() if usage.connections or usage.calls}
-        client = self._known[name, limits] = ClientUsage(limits)
-        return client
 
 
 # This many bytes on a connection without a key cost as much as one frame.
@@ -241,7 +223,7 @@ class GrpcConnection(asyncio.Protocol):
         """Send the settings if there is room for this connection."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer = peer_of(transport.get_extra_info("peername"))
-        self.client = self._server.clients.find(self.peer, PEER_LIMITS)
+        self.client = self._server.find_client(self.peer, PEER_LIMITS)
         tls = transport.get_extra_info("ssl_object")
         self._server.connections[self] = None
         self.client.connections[self] = None
@@ -379,10 +361,7 @@ class GrpcConnection(asyncio.Protocol):
             return
         if call is None or message is None:
             self.calls.pop(stream, None)
-            self._http2.send_headers(stream, trailers, end_stream=True)
-            self._stop_receiving(stream)
-            if call:
-                self._sent(call)
+            self._finish(stream, call, trailers)
         else:
             self._http2.send_headers(stream, RESPONSE_HEADERS)
             framed = b"\0" + len(message).to_bytes(4) + message
@@ -413,19 +392,17 @@ class GrpcConnection(asyncio.Protocol):
             self._unsent[stream] = left, trailers
             return
         del self._unsent[stream]
+        self._finish(stream, self.calls.pop(stream), trailers)
+
+    def _finish(self, stream: int, call: "GrpcCall | None", trailers: Headers) -> None:
+        """Send the end of an answer, and tell the client to stop sending a message that is incomplete."""
         self._http2.send_headers(stream, trailers, end_stream=True)
-        self._stop_receiving(stream)
-        self._sent(self.calls.pop(stream))
-
-    def _sent(self, call: "GrpcCall") -> None:
-        call.finish()
-        if call.is_identified:
-            self.client.frames.give(FRAMES_PER_CALL)
-
-    def _stop_receiving(self, stream: int) -> None:
-        """Tell the client to stop sending a message that has already been answered."""
         if self._is_open(stream):
             self._http2.reset_stream(stream, ErrorCodes.NO_ERROR)
+        if call:
+            call.finish()
+            if call.is_identified:
+                self.client.frames.give(FRAMES_PER_CALL)
 
     def _is_open(self, stream: int) -> bool:
         """Return whether a stream is writable; the client may have reset it in the same piece."""

@@ -6,7 +6,7 @@ import ssl
 from functools import partial
 from http import HTTPStatus
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from google.protobuf import json_format
@@ -26,36 +26,42 @@ from nereid.gateway.v2.grpc_connection import (
     KEY_LIMITS,
     PEER_LIMITS,
     RESPONSE_HEADERS,
+    ClientLimits,
     ClientUsage,
-    ClientUsages,
     GrpcConnection,
     Headers,
 )
 from nereid.gateway.v2.message import parse_message, read_request, to_message
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-# Read-only requests. They contain at most a model's name and version.
-READ_METHODS: dict[str, type[Message]] = {
-    "ServerLive": v2.ServerLiveRequest,
-    "ServerReady": v2.ServerReadyRequest,
-    HEALTH_CHECK: v2.ServerReadyRequest,
-    "ServerMetadata": v2.ServerMetadataRequest,
-    "ModelReady": v2.ModelReadyRequest,
-    "ModelMetadata": v2.ModelMetadataRequest,
-    "ModelConfig": v2.ModelConfigRequest,
-    "ModelStatistics": v2.ModelStatisticsRequest,
+
+
+class ReadMethod(NamedTuple):
+    """A read-only method, whose request contains at most a model's name and version.
+
+    Attributes:
+        path: Triton's path; without `/v2`, relative to the model's path.
+        flag: the field of the response that says whether Triton's status was 200; "" for none.
+    """
+
+    request: type[Message]
+    path: str
+    flag: str = ""
+    need: Need = "infer"
+
+
+READ_METHODS = {
+    "ServerLive": ReadMethod(v2.ServerLiveRequest, "/v2/health/live", "live", "open"),
+    "ServerReady": ReadMethod(v2.ServerReadyRequest, "/v2/health/ready", "ready", "open"),
+    HEALTH_CHECK: ReadMethod(v2.ServerReadyRequest, "/v2/health/ready", need="open"),
+    "ServerMetadata": ReadMethod(v2.ServerMetadataRequest, "/v2"),
+    "ModelReady": ReadMethod(v2.ModelReadyRequest, "/ready", "ready"),
+    "ModelMetadata": ReadMethod(v2.ModelMetadataRequest, ""),
+    "ModelConfig": ReadMethod(v2.ModelConfigRequest, "/config"),
+    "ModelStatistics": ReadMethod(v2.ModelStatisticsRequest, "/stats"),
 }
 # HealthCheckResponse messages for NOT_SERVING and SERVING. Source: grpc/health/v1/health.proto.
 _SERVING = (b"\x08\x02", b"\x08\x01")
-_HEALTH_FIELDS = {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready"}
-_SERVER_PATHS = {
-    "ServerLive": "/v2/health/live",
-    "ServerReady": "/v2/health/ready",
-    HEALTH_CHECK: "/v2/health/ready",
-    "ServerMetadata": "/v2",
-}
-# Path relative to the model's path.
-_PATH_SUFFIXES = {"ModelReady": "/ready", "ModelConfig": "/config", "ModelStatistics": "/stats"}
 
 
 async def read(gateway: Gateway, name: str, request: Any) -> bytes:
@@ -69,8 +75,8 @@ async def read(gateway: Gateway, name: str, request: Any) -> bytes:
     if name == HEALTH_CHECK:
         return _SERVING[is_ok]
     message = getattr(v2, f"{name}Response")()
-    if name in _HEALTH_FIELDS:
-        setattr(message, _HEALTH_FIELDS[name], is_ok)
+    if flag := READ_METHODS[name].flag:
+        setattr(message, flag, is_ok)
     elif not is_ok:
         raise from_triton(response)
     else:
@@ -85,11 +91,12 @@ def _path(name: str, request: Any) -> str:
     Raises:
         Failure: no model can have that name or version.
     """
-    if name in _SERVER_PATHS:
-        return _SERVER_PATHS[name]
+    path = READ_METHODS[name].path
+    if path.startswith("/v2"):
+        return path
     if name == "ModelStatistics" and not request.name:
         return "/v2/models/stats"
-    return inference.checked_path(request.name, request.version) + _PATH_SUFFIXES.get(name, "")
+    return inference.checked_path(request.name, request.version) + path
 
 
 # Each message's prefix: a compression flag and the length. Source: grpc/doc/PROTOCOL-HTTP2.md.
@@ -123,33 +130,32 @@ class GrpcCall:
 
     def __init__(
         self,
-        gateway: Gateway,
+        server: "GrpcServer",
         connection: GrpcConnection,
         stream: int,
         request: GatewayRequest,
         client: ClientUsage,
     ) -> None:
-        self._gateway, self._connection, self._stream = gateway, connection, stream
-        self.request, self.client = request, client
-        self.is_identified = self.is_complete = self._is_over = False
+        self._server, self._connection, self._stream = server, connection, stream
+        self._gateway, self.request, self.client = server.gateway, request, client
+        self.is_identified = self.is_complete = self._is_counted = self._is_over = False
         self.headers, self.timeout_s = Headers(), 0.0
         self._message = bytearray()
         self._length = 0
         self._max_bytes = 0
         self._answer_bytes = 0
-        self._server: GrpcServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def expect(self, server: "GrpcServer", timeout_s: float, max_bytes: int) -> None:
+    def expect(self, timeout_s: float, max_bytes: int) -> None:
         """Start receiving the message, within a time and size limit."""
-        self._server, self.timeout_s, self._max_bytes = server, timeout_s, max_bytes
+        self.timeout_s, self._max_bytes, self._is_counted = timeout_s, max_bytes, True
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_late)
         self._connection.calls[self._stream] = self
         self._count(1)
 
     def _count(self, change: int) -> None:
-        if self._server:
+        if self._is_counted:
             self.client.calls += change
             if not self.is_identified:
                 self._server.keyless_calls += change
@@ -185,7 +191,6 @@ class GrpcCall:
             self.fail(invalid_request("expected one message, got none"))
             return
         self.is_complete = True
-        assert self._server
         self._task = asyncio.create_task(self._server.handle(self))
 
     def _end_late(self) -> None:
@@ -217,7 +222,7 @@ class GrpcCall:
             return
         self.request.outcome = failure.code
         more = [(name, value) for name, value in failure.headers if name == b"retry-after"]
-        headers = [*RESPONSE_HEADERS, *trailers(failure.grpc_status, failure.v2_message, more)]
+        headers = [*RESPONSE_HEADERS, *trailers(failure.kind.grpc, failure.v2_message, more)]
         self._connection.respond(self._stream, self, headers)
 
     def cancel(self) -> None:
@@ -253,12 +258,13 @@ class GrpcCall:
 
 SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
 INFER_METHOD = "ModelInfer"
-KEYLESS_METHODS = ("ServerLive", "ServerReady", HEALTH_CHECK)
 MAX_READ_BYTES = 4096
 # Allowance for the tensor framing of an image of the maximum size.
 MAX_FRAME_BYTES = 2**20
 # Maximum connections (then the oldest without a key is closed), and open keyless calls of all addresses.
 MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128
+# Maximum clients remembered; beyond that, those that hold nothing are dropped.
+MAX_IDLE = 4096
 CHECK_INTERVAL_S, STOP_POLL_INTERVAL_S, DRAIN_ANSWER_TIMEOUT_S = 1.0, 0.02, 1.0
 # Seconds in one unit of the header `grpc-timeout`.
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -272,9 +278,10 @@ class GrpcServer:
     """
 
     def __init__(self, gateway: Gateway, keep_alive_s: float) -> None:
-        self._gateway, self._tracer, self.keep_alive_s = gateway, gateway.tracer, keep_alive_s
+        self.gateway, self._tracer, self.keep_alive_s = gateway, gateway.tracer, keep_alive_s
         self._max_bytes = gateway.settings.max_body_bytes + MAX_FRAME_BYTES
-        self.clients, self.connections = ClientUsages(), dict[GrpcConnection, None]()
+        self.clients = dict[tuple[str, ClientLimits], ClientUsage]()
+        self.connections = dict[GrpcConnection, None]()
         self.keyless_calls = 0
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None) -> None:
@@ -320,15 +327,24 @@ class GrpcServer:
             oldest.close_over_limit("too many connections")
         return oldest is not connection and oldest is not None
 
+    def find_client(self, name: str, limits: ClientLimits) -> ClientUsage:
+        """Return the client with the given name and limits, creating it if necessary."""
+        if client := self.clients.get((name, limits)):
+            return client
+        if len(self.clients) >= MAX_IDLE:
+            self.clients = {n: usage for n, usage in self.clients.items() if usage.connections or usage.calls}
+        client = self.clients[name, limits] = ClientUsage(limits)
+        return client
+
     def begin(self, connection: GrpcConnection, stream: int, headers: Headers) -> None:
         """Start a call, or reject it before its message is received."""
         request = GatewayRequest({"method": "gRPC", "headers": headers}, _nothing, self._tracer)
         fields = request.headers
         name = request.scope["path"] = fields.get(b":path", b"").decode("latin-1").removeprefix(SERVICE)
         is_call = fields.get(b":method") == b"POST" and fields.get(b"content-type", b"").startswith(CONTENT)
-        peer = self.clients.find(connection.peer, PEER_LIMITS)
+        peer = self.find_client(connection.peer, PEER_LIMITS)
         request.endpoint, request.is_inference = name, name == INFER_METHOD
-        call = GrpcCall(self._gateway, connection, stream, request, peer)
+        call = GrpcCall(self, connection, stream, request, peer)
         failure = (
             self._identify(call, connection)
             if is_call and (name in READ_METHODS or name == INFER_METHOD)
@@ -352,8 +368,8 @@ class GrpcServer:
 
     def _identify(self, call: GrpcCall, connection: GrpcConnection) -> Failure | None:
         """Find a call's key; return what is wrong with it, if anything."""
-        request, gateway = call.request, self._gateway
-        need: Need = "open" if request.endpoint in KEYLESS_METHODS else "infer"
+        request, gateway = call.request, self.gateway
+        need = "infer" if request.is_inference else READ_METHODS[request.endpoint].need
         try:
             request.reject_repeats()
             request.key = identify(gateway.keys, gateway.requires_keys, request.headers, need)
@@ -361,7 +377,7 @@ class GrpcServer:
             return failure
         if need == "infer":
             call.is_identified = True
-            call.client = self.clients.find(request.key_id or connection.peer, KEY_LIMITS)
+            call.client = self.find_client(request.key_id or connection.peer, KEY_LIMITS)
             connection.identify(call.client)
         return None
 
@@ -371,7 +387,7 @@ class GrpcServer:
         Raises:
             Failure: the call is invalid or over a limit.
         """
-        gateway, settings, request = self._gateway, self._gateway.settings, call.request
+        gateway, settings, request = self.gateway, self.gateway.settings, call.request
         fields = request.headers
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding != b"identity":  # decompression has no limit of its own
@@ -382,13 +398,13 @@ class GrpcServer:
             raise Failure("overloaded", "too many calls are open; retry later", 1.0)
         client_timeout_s = timeout_of(fields.get(b"grpc-timeout"))
         if request.endpoint != INFER_METHOD:
-            call.expect(self, min(client_timeout_s, settings.default_timeout_s), MAX_READ_BYTES)
+            call.expect(min(client_timeout_s, settings.default_timeout_s), MAX_READ_BYTES)
             return
         timeout_s = min(client_timeout_s, settings.max_timeout_s)
         gateway.quotas.take(request.key)
         call.headers, request.limit_s = request.forwarded(), timeout_s
         gateway.admission.check(timeout_s, request.key_id)
-        call.expect(self, timeout_s, self._max_bytes)
+        call.expect(timeout_s, self._max_bytes)
 
     async def handle(self, call: GrpcCall) -> None:
         """Answer a call whose message is complete."""
@@ -399,14 +415,14 @@ class GrpcServer:
 
     async def _read(self, call: GrpcCall) -> bytes:
         name = call.request.endpoint
-        return await read(self._gateway, name, parse_message(READ_METHODS[name], call.take_message()))
+        return await read(self.gateway, name, parse_message(READ_METHODS[name].request, call.take_message()))
 
     async def _infer(self, call: GrpcCall) -> bytes:
-        gateway, request = self._gateway, call.request
+        gateway, request = self.gateway, call.request
         request.end_stage("receive")
         name, path, checked = await read_request(gateway.settings, call.take_message())
         response = await inference.run_tensors(gateway, request, path, call.headers, checked)
-        request.v2_model_name = name
+        request.model_name = name
         # Without binary data, the whole body is JSON.
         json_bytes = int(response.headers.get(inference.JSON_LENGTH_HEADER, len(response.body)))
         return bytes(to_message(response.body, json_bytes).SerializeToString())

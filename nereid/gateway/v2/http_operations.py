@@ -32,7 +32,7 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     checked = await check_body_apart(settings, body, _json_bytes(request))
     with cancel_on_disconnect(request):
         response = await inference.run_tensors(gateway, request, path, headers, checked)
-    request.v2_model_name = request.scope["path_params"]["model"]
+    request.model_name = request.scope["path_params"]["model"]
     content_type, length = response.headers.get(b"content-type", JSON), JSON_LENGTH_HEADER
     head = [(length, response.headers[length])] if length in response.headers else []
     return GatewayResponse(response.body, content_type, 200, head)

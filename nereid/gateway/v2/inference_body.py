@@ -14,20 +14,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from nereid.base.contract import IMAGE, RESERVED_PARAMETERS, SCORES
+from nereid.base.contract import DTYPES, IMAGE, RESERVED_PARAMETERS, SCORES
 from nereid.base.units import format_bytes
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.upload import check_size
 from nereid.gateway.settings import GatewaySettings
 from nereid.vision.imaging.formats.image_header import estimate_header_cost, read_header
 
-# Bytes per element; BYTES has no size. Source: docs/protocol/README.md of triton-inference-server/server.
-ELEMENT_BYTES = {
-    **dict.fromkeys(("BOOL", "UINT8", "INT8"), 1),
-    **dict.fromkeys(("UINT16", "INT16", "FP16", "BF16"), 2),
-    **dict.fromkeys(("UINT32", "INT32", "FP32"), 4),
-    **dict.fromkeys(("UINT64", "INT64", "FP64"), 8),
-}
+# Bytes per element; BYTES has no size.
+ELEMENT_BYTES = {"BF16": 2} | {name: int(dtype[-1]) for name, dtype in DTYPES.items()}
 BYTES = "BYTES"
 MAX_TENSORS, MAX_PARAMETERS, MAX_DIMENSIONS = 64, 64, 16
 MAX_TEXT = 1024

@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as v2
 
+from nereid.base.contract import DTYPES
 from nereid.gateway.failures import invalid_request
 from nereid.gateway.inference import checked_path
 from nereid.gateway.settings import GatewaySettings
@@ -33,23 +34,17 @@ from nereid.gateway.v2.inference_body import (
 
 # perf_analyzer sends it with every request. It applies to streams, and Triton's HTTP port rejects it.
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-# The InferTensorContents field and NumPy dtype for each datatype. Source: grpc_service.proto.
+# The InferTensorContents field of each datatype. Source: grpc_service.proto.
 CONTENTS = {
-    "BOOL": ("bool_contents", "?"),
-    "INT8": ("int_contents", "i1"),
-    "INT16": ("int_contents", "<i2"),
-    "INT32": ("int_contents", "<i4"),
-    "INT64": ("int64_contents", "<i8"),
-    "UINT8": ("uint_contents", "u1"),
-    "UINT16": ("uint_contents", "<u2"),
-    "UINT32": ("uint_contents", "<u4"),
-    "UINT64": ("uint64_contents", "<u8"),
-    "FP32": ("fp32_contents", "<f4"),
-    "FP64": ("fp64_contents", "<f8"),
-    BYTES: ("bytes_contents", ""),
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
 }
-
-
 # Field numbers of ModelInferRequest, its inputs and their contents. Source: grpc_service.proto.
 _INPUTS = 5
 _RAW = 7
@@ -62,21 +57,6 @@ _FIXED_BYTES = {1: 8, 5: 4}
 MAX_FIELDS, MAX_TEXTS, MAX_NUMBERS = 512, 2 * MAX_STRINGS, 2**21
 # Longer inputs are parsed in a thread, in pieces that do not hold Python's lock for long.
 PIECE = 2**13
-
-
-class _Output(msgspec.Struct):
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, Any] = {}
-
-
-class _Answer(msgspec.Struct):
-    model_name: str
-    model_version: str
-    outputs: list[_Output]
-    id: str = ""
-    parameters: dict[str, Any] = {}
 
 
 async def read_request(settings: GatewaySettings, message: memoryview) -> tuple[str, str, CheckedBody]:
@@ -204,14 +184,14 @@ def check_message(
 
 def to_message(body: bytes, json_bytes: int) -> v2.ModelInferResponse:
     """Return Triton's HTTP response as a message; binary data of the outputs follows the JSON."""
-    answer = msgspec.json.decode(body[:json_bytes], type=_Answer)
+    answer = msgspec.json.decode(body[:json_bytes])
     message = v2.ModelInferResponse(
-        model_name=answer.model_name, model_version=answer.model_version, id=answer.id
+        model_name=answer["model_name"], model_version=answer["model_version"], id=answer.get("id", "")
     )
     at = json_bytes
-    for output in answer.outputs:
-        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        end = at + int(output.parameters.get(BINARY_SIZE, 0))
+    for output in answer["outputs"]:
+        message.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
+        end = at + output.get("parameters", {}).get(BINARY_SIZE, 0)
         message.raw_output_contents.append(body[at:end])
         at = end
     return message
@@ -243,7 +223,7 @@ def _contents(
 def _typed_contents(tensor: Any) -> bytes:
     if tensor.datatype not in CONTENTS:
         raise invalid_input(tensor, f"expected raw contents for {tensor.datatype[:32]!r}, got typed contents")
-    field, dtype = CONTENTS[tensor.datatype]
+    field = CONTENTS[tensor.datatype]
     filled = {descriptor.name: value for descriptor, value in tensor.contents.ListFields()}
     if filled.keys() - {field}:
         raise invalid_input(tensor, f"expected {tensor.datatype[:32]} in {field}, got {', '.join(filled)}")
@@ -252,6 +232,7 @@ def _typed_contents(tensor: Any) -> bytes:
         return b"".join(struct.pack("<I", len(element)) + element for element in values)
     try:  # in pieces, so that other threads can acquire Python's lock
         pieces = range(0, len(values), PIECE)
+        dtype = DTYPES[tensor.datatype]
         return b"".join([np.array(values[at : at + PIECE], dtype).tobytes() for at in pieces])
     except OverflowError as error:
         raise invalid_input(tensor, str(error)) from None

@@ -1,7 +1,7 @@
 """References: from a folder of images, which every variant classifies, or from recorded traffic."""
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,10 +16,7 @@ from nereid.backends.routing.reference_file import (
     Histogram,
     Reference,
     VariantReference,
-    format_reference,
-    path_of,
 )
-from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed
 from nereid.base.task_outputs import QualitySignals, TaskOutputs
@@ -28,7 +25,7 @@ from nereid.base.units import format_duration
 from nereid.client.client_errors import RequestRefused
 from nereid.client.model_client import ModelClient
 from nereid.insight.drift import recording
-from nereid.insight.drift.comparison import MonitoredVariant, requests_of, series_of
+from nereid.insight.drift.comparison import MonitoredVariant
 from nereid.insight.drift.recording import BOUNDS, History, SeriesCounts, bucket_name
 from nereid.models.routes.location import preprocessing_of
 from nereid.vision.imaging.pipeline import Pipeline
@@ -45,44 +42,39 @@ class VariantSignals:
     """Signals of one variant while its images are classified, as if they were an increase of samples."""
 
     target: MonitoredVariant
-    route: str
-    window: SeriesCounts = field(default_factory=dict)
+    window: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     images: int = 0
 
     def add_outputs(self, signals: QualitySignals) -> None:
         """Add the signals of a response."""
         for name, values in signals.of_images.items():
             for value in values:
-                self._add(name, _bucket(name, value))
+                self._add(name, value)
         for index in signals.best:
-            self._add(CLASS, str(index))
+            self.window[self.target.series(CLASS)][str(index)] += 1
         self.images += 1
 
     def add_inputs(self, signals: Mapping[str, float]) -> None:
         """Add the signals of an image."""
         for name, value in signals.items():
-            self._add(name, _bucket(name, value))
+            self._add(name, value)
 
-    def _add(self, signal: str, bucket: str) -> None:
-        counts = self.window.setdefault(series_of(self.target, self.route, signal), {})
-        counts[bucket] = counts.get(bucket, 0) + 1
-
-
-def _bucket(signal: str, value: float) -> str:
-    """Return the bucket name of a value; a value on a bound belongs to the bucket below it."""
-    return bucket_name((*BOUNDS[signal], inf)[bisect_left(BOUNDS[signal], value)])
+    def _add(self, signal: str, value: float) -> None:
+        """Count a value in its bucket; a value on a bound belongs to the bucket below it."""
+        bound = (*BOUNDS[signal], inf)[bisect_left(BOUNDS[signal], value)]
+        self.window[self.target.series(signal)][bucket_name(bound)] += 1
 
 
 def reference_of(
-    target: MonitoredVariant, route: str, window: SeriesCounts, images: int, classes: Sequence[int]
+    target: MonitoredVariant, window: SeriesCounts, images: int, classes: Sequence[int]
 ) -> VariantReference:
     """Return the reference of a variant from a window; signals without a value are left out."""
     signals = {
         name: Histogram(bounds, tuple(recording.histogram(counts, name)))
         for name, bounds in BOUNDS.items()
-        if (counts := window.get(series_of(target, route, name)))
+        if (counts := window.get(target.series(name)))
     }
-    class_counts = window.get(series_of(target, route, CLASS), {})
+    class_counts = window.get(target.series(CLASS), {})
     best = tuple(recording.class_counts(class_counts, classes)) if classes and class_counts else ()
     return VariantReference(
         target.name, target.model, target.version, target.network_version, images, signals, best
@@ -105,7 +97,7 @@ def from_images(
         OperationFailed: fewer than `MIN_IMAGES` images are good, or the outputs cannot be measured.
         NereidError: the server fails.
     """
-    measured: dict[str, VariantSignals] = {}
+    measured = [VariantSignals(target) for target in targets]
     outputs = [tensor.name for tensor in ModelConfig.from_file(repository / route, 1).outputs]
     task = make_task_outputs(outputs)
     client_class = (task_of(outputs) or DEFAULT_TASK).entry_point("client")
@@ -113,8 +105,8 @@ def from_images(
         client_class(url, "http", route, concurrency=CONCURRENCY) as client,
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
-        for target in targets:
-            recorded = measured[target.name] = VariantSignals(target, route)
+        for recorded in measured:
+            target = recorded.target
             config = preprocessing_of(repository, target.model)
             meter = Pipeline.from_config(config, 1, 1, recorded.add_inputs) if config else None
             log(f"variant '{target.name}' gets {len(images)} files")
@@ -126,20 +118,17 @@ def from_images(
                 recorded.add_outputs(outcome)
                 if meter:
                     meter.run([[path.read_bytes()]])
-    for name, recorded in measured.items():
+    best = Counter[str]()
+    for recorded in measured:
         if recorded.images < MIN_IMAGES:
             raise OperationFailed(
-                f"variant '{name}': expected at least {MIN_IMAGES} good images, got {recorded.images} "
-                f"of {len(images)}"
+                f"variant '{recorded.target.name}': expected at least {MIN_IMAGES} good images, "
+                f"got {recorded.images} of {len(images)}"
             )
-    best = Counter[int]()
-    for recorded in measured.values():
-        for index, count in recorded.window.get(series_of(recorded.target, route, CLASS), {}).items():
-            best[int(index)] += count
-    classes = tuple(index for index, _ in best.most_common(TOP_CLASSES))
+        best.update(recorded.window.get(recorded.target.series(CLASS), {}))
+    classes = tuple(int(index) for index, _ in best.most_common(TOP_CLASSES))
     variants = tuple(
-        reference_of(variant.target, route, variant.window, variant.images, classes)
-        for variant in measured.values()
+        reference_of(variant.target, variant.window, variant.images, classes) for variant in measured
     )
     return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
 
@@ -161,7 +150,6 @@ def _signals(client: ModelClient[Any], task: TaskOutputs, path: Path, variant: s
 
 def from_traffic(
     history: History,
-    route: str,
     targets: Sequence[MonitoredVariant],
     seconds: float,
     now: float,
@@ -184,18 +172,11 @@ def from_traffic(
     classes = old.classes if old else ()
     variants = []
     for target in targets:
-        images = requests_of(target, route, window)
+        images = target.requests(window)
         if images < MIN_IMAGES:
             log(f"variant '{target.name}' is left out: {images} images in {format_duration(seconds)}")
         else:
-            variants.append(reference_of(target, route, window, images, classes))
+            variants.append(reference_of(target, window, images, classes))
     if not variants:
         raise OperationFailed(f"expected at least {MIN_IMAGES} images of a variant, got fewer for each")
     return Reference(datetime.now(UTC), f"traffic of {format_duration(seconds)}", tuple(variants), classes)
-
-
-def store(repository: Path, route: str, reference: Reference) -> Path:
-    """Write the reference of a route atomically, and return its path."""
-    path = path_of(repository, route)
-    files.replace(path, format_reference(reference))
-    return path

@@ -24,12 +24,23 @@ DriftStatus = Literal["ok", "drift", "too few", "no reference"]
 class MonitoredVariant(Struct, frozen=True):
     """A variant of a served route, and the model whose images it gets, "" and 0 if that is not known."""
 
+    route: str
     name: str
     model: str
     version: int
     network_version: str
     image_model: str = ""
     image_version: int = 0
+
+    def series(self, signal: str) -> str:
+        """Return the name of the series of a signal."""
+        if signal in INPUT_SIGNALS:
+            return recording.image_series(self.image_model, self.image_version, signal)
+        return recording.route_series(self.route, self.name, self.network_version, signal)
+
+    def requests(self, window: SeriesCounts) -> int:
+        """Return the measured responses in a window."""
+        return max(sum(window.get(self.series(signal), {}).values()) for signal in OUTPUT_SIGNALS)
 
 
 class SignalDrift(Struct, frozen=True):
@@ -67,18 +78,6 @@ class VariantDrift(Struct, frozen=True):
         return any(signal.verdict == "drift" for signal in self.signals)
 
 
-def series_of(target: MonitoredVariant, route: str, signal: str) -> str:
-    """Return the name of the series of a signal of a variant."""
-    if signal in INPUT_SIGNALS:
-        return recording.image_series(target.image_model, target.image_version, signal)
-    return recording.route_series(route, target.name, target.network_version, signal)
-
-
-def requests_of(target: MonitoredVariant, route: str, window: SeriesCounts) -> int:
-    """Return the measured responses of a variant in a window."""
-    return max(sum(window.get(series_of(target, route, signal), {}).values()) for signal in OUTPUT_SIGNALS)
-
-
 def why_not(target: MonitoredVariant, reference: Reference | None) -> str:
     """Return why a variant cannot be compared; empty if it can."""
     if reference is None:
@@ -93,9 +92,7 @@ def why_not(target: MonitoredVariant, reference: Reference | None) -> str:
     return ""
 
 
-def compare(
-    target: MonitoredVariant, route: str, window: SeriesCounts, reference: Reference
-) -> tuple[SignalDrift, ...]:
+def compare(target: MonitoredVariant, window: SeriesCounts, reference: Reference) -> tuple[SignalDrift, ...]:
     """Compare the window of a variant with its reference, signal by signal.
 
     Signals that the variant's task does not have are skipped.
@@ -106,7 +103,7 @@ def compare(
     each_risk = RISK / (max(1, len(reference_signals)) * len(MEASURES))
     drifts = []
     for signal in SIGNALS:
-        counts = window.get(series_of(target, route, signal), {})
+        counts = window.get(target.series(signal), {})
         if counts or signal in reference_signals:
             drifts.append(_compare_signal(signal, counts, variant_reference, reference, each_risk))
     return tuple(drifts)
@@ -139,13 +136,8 @@ def _compare_signal(
     old, new = scores.add_up(old, groups), scores.add_up(new, groups)
     distance, limit = scores.distance(old, new), scores.limit(tuple(old), scores.rounded_down(images), risk)
     is_over = distance.psi > limit.psi or distance.js > limit.js
-    return SignalDrift(
-        signal,
-        images,
-        "drift" if is_over else "ok",
-        {"psi": distance.psi, "js": distance.js},
-        {"psi": limit.psi, "js": limit.js},
-    )
+    verdict: DriftStatus = "drift" if is_over else "ok"
+    return SignalDrift(signal, images, verdict, distance._asdict(), limit._asdict())
 
 
 def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
@@ -161,6 +153,7 @@ def targets_of(location: RouteLocation, profile: str) -> list[MonitoredVariant]:
     measured = _image_meters(location.repository, profile)
     return [
         MonitoredVariant(
+            location.name,
             variant.name,
             variant.model,
             variant.version,

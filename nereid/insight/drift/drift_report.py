@@ -1,5 +1,6 @@
 """The report of `nereid drift show`: drift, shadows and ground truth of one route."""
 
+import contextlib
 import http.client
 import math
 from collections import Counter
@@ -77,7 +78,7 @@ def report(folder: Path, route: str, gateways: Sequence[GatewayInfo]) -> DriftRe
                 state.covered_s,
                 drift,
                 tuple(agreement(History.load(folder), route, state.at)),
-                tuple(accuracy(_feedback(gateways, route))),
+                tuple(accuracy(gateways, route)),
             )
     raise OperationFailed(f"the drift monitor does not know route '{route}' yet; it looks once a minute")
 
@@ -113,24 +114,18 @@ def wilson(correct: int, answers: int) -> tuple[float, float]:
     return max(0.0, (middle - spread) / (1 + weight)), min(1.0, (middle + spread) / (1 + weight))
 
 
-def accuracy(feedback: Counter[tuple[str, str]]) -> list[Accuracy]:
-    """Return the accuracy of each variant from its feedback, counted by variant and result."""
+def accuracy(gateways: Sequence[GatewayInfo], route: str) -> list[Accuracy]:
+    """Return the accuracy of each variant of a route, from the feedback that the gateways have counted."""
+    feedback = Counter[tuple[str, str]]()
+    for gateway in gateways:
+        with contextlib.suppress(OSError, http.client.HTTPException):  # such as a gateway that needs a key
+            text = prometheus_text.fetch(gateway.url, PAGE_TIMEOUT_S)
+            samples = MetricSamples.parse(text, (FEEDBACK,), {"model": route})
+            for (variant, result), count in samples.sums(FEEDBACK, "variant", "result").items():
+                feedback[variant, result] += int(count)
     accuracies = []
     for variant in sorted({variant for variant, _ in feedback}):
         correct = feedback[variant, "correct"]
         answers = correct + feedback[variant, "wrong"]
         accuracies.append(Accuracy(variant, answers, correct, *wilson(correct, answers)))
     return accuracies
-
-
-def _feedback(gateways: Sequence[GatewayInfo], route: str) -> Counter[tuple[str, str]]:
-    counts = Counter[tuple[str, str]]()
-    for gateway in gateways:
-        try:
-            text = prometheus_text.fetch(gateway.url, PAGE_TIMEOUT_S)
-        except (OSError, http.client.HTTPException):
-            continue
-        samples = MetricSamples.parse(text, (FEEDBACK,), {"model": route})
-        for (variant, result), count in samples.sums(FEEDBACK, "variant", "result").items():
-            counts[variant, result] += int(count)
-    return counts

@@ -16,20 +16,8 @@ from nereid.base import prometheus_text
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.prometheus_text import MetricLabels, MetricSamples, gauge
 from nereid.insight.drift import comparison, recording
-from nereid.insight.drift.comparison import (
-    MEASURES,
-    VariantDrift,
-    requests_of,
-    targets_of,
-    why_not,
-)
-from nereid.insight.drift.recording import (
-    PREFIXES,
-    History,
-    RecordedInterval,
-    route_series,
-    series_counts,
-)
+from nereid.insight.drift.comparison import MEASURES, VariantDrift, targets_of, why_not
+from nereid.insight.drift.recording import PREFIXES, History, RecordedInterval, series_counts
 from nereid.models.routes.location import RouteLocation, find_routes
 from nereid.server.run_dir import ServerInfo
 
@@ -161,18 +149,17 @@ class Monitor:
         reference, variants = watch.reference, []
         window, _ = self.history.window(now, WINDOW_S, watch.stored)
         for target in targets:
-            prefix = route_series(location.name, target.name, target.network_version, "")
-            grew = self.history.last_increase(prefix)
+            grew = self.history.last_increase(target.series(""))
             problem = watch.problem or why_not(target, reference)
             signals: Any = ()
             if reference and not problem:
-                signals = comparison.compare(target, location.name, window, reference)
+                signals = comparison.compare(target, window, reference)
             variants.append(
                 VariantDrift(
                     target.name,
                     target.model,
                     target.version,
-                    requests_of(target, location.name, window),
+                    target.requests(window),
                     None if grew is None else now - grew,
                     now - reference.created.timestamp() if reference else None,
                     problem,

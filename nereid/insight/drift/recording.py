@@ -1,7 +1,7 @@
 """The recorded increase of all signals over the last hours; bounded."""
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -39,7 +39,7 @@ CLASSES_DELAY_S = 6.0
 SEPARATOR = "|"
 # By series, the counts by bucket (its upper bound), by class, or by outcome; without zeros. The count of a
 # bucket that lags behind a smaller one is negative, and a later slot makes up for it.
-SeriesCounts: TypeAlias = dict[str, dict[str, int]]
+SeriesCounts: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
 def route_series(route: str, variant: str, version: str, signal: str) -> str:
@@ -59,7 +59,7 @@ def shadow_series(route: str, shadow: str) -> str:
 
 def series_counts(samples: MetricSamples) -> SeriesCounts:
     """Return the signals in an increase of samples, summed over a route's instances."""
-    increase: SeriesCounts = {}
+    increase: dict[str, dict[str, int]] = {}
 
     def add(series: str, counts: Mapping[str, float]) -> None:
         if len(increase) < MAX_SERIES or series in increase:
@@ -123,7 +123,7 @@ class History:
 
         Classes count only after a reference was `stored`. Before, the route counted other classes.
         """
-        total: SeriesCounts = {}
+        total: dict[str, Counter[str]] = {}
         covered = 0.0
         for slot in self.slots:
             if now - slot.at >= seconds:
@@ -132,9 +132,7 @@ class History:
             has_classes = slot.at - slot.seconds >= stored + CLASSES_DELAY_S
             for series, counts in slot.increase.items():
                 if has_classes or not series.endswith(SEPARATOR + CLASS):
-                    summed = total.setdefault(series, {})
-                    for bucket, count in counts.items():
-                        summed[bucket] = summed.get(bucket, 0) + count
+                    total.setdefault(series, Counter()).update(counts)
         return total, covered
 
     def last_increase(self, prefix: str) -> float | None:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ MIN_SHARE, MIN_IMAGES = 0.025, 5
 DRAWS = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class Distance:
+class Distance(NamedTuple):
     """Population stability index (0 or more), and Jensen-Shannon distance (base 2, 0 to 1)."""
 
     psi: float

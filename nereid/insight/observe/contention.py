@@ -1,59 +1,13 @@
 """Kernel counters for a server's processes: time on a core, waits for one, page faults, limits."""
 
-import contextlib
-import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 from nereid.backends.triton.stub_processes import PROC, TICKS_PER_S, Process
-from nereid.base.control_groups import OWN, ControlGroups
+from nereid.base.control_groups import ControlGroups
 from nereid.server.supervision.process_usage import core_wait_s, tree
-
-
-@dataclass(frozen=True, slots=True)
-class MachineReading:
-    """The kernel's counts at one moment.
-
-    Args:
-        cores: ticks of each core since the start, by its number: busy, and in total.
-        load: mean number of running processes over 1, 5 and 15 minutes.
-        limit_cores, limit_bytes: of the control groups of the server; None without a limit.
-    """
-
-    cores: Mapping[int, tuple[int, int]]
-    load: tuple[float, float, float]
-    memory_bytes: int
-    available_bytes: int
-    limit_cores: float | None
-    limit_bytes: int | None
-
-
-def read_machine(pid: int) -> MachineReading:
-    """Return the counts of this machine, and the limits of a process, or of this one if it has ended."""
-    memory = _memory()
-    membership = PROC / str(pid) / "cgroup"
-    groups = ControlGroups(membership=membership) if membership.exists() else OWN
-    cores, limit = groups.cores(), groups.memory_limit()
-    return MachineReading(
-        read_cores(),
-        os.getloadavg(),
-        memory["MemTotal"],
-        memory["MemAvailable"],
-        None if cores == inf else cores,
-        None if limit == inf else int(limit),
-    )
-
-
-def _memory() -> dict[str, int]:
-    sizes = {}
-    for line in (PROC / "meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        with contextlib.suppress(ValueError, IndexError):
-            sizes[name] = int(rest.split()[0]) * 1024
-    return sizes
 
 
 def read_cores() -> dict[int, tuple[int, int]]:

@@ -17,7 +17,7 @@ from nereid.insight.observe.gpu_findings import Finding
 from nereid.repository.instance_sizing import Machine, plan_instances
 from nereid.repository.repository_index import describe_threads, thread_budget
 from nereid.server import gpu_profile, nvidia_smi, preflight, run_dir
-from nereid.server.command_line import TritonOptions, environment
+from nereid.server.command_line import ServerOptions, environment
 from nereid.server.gpu_profile import GpuPackages
 from nereid.server.installation import FOLDER, INSTALL, find_installation
 from nereid.server.ports import why_unusable
@@ -49,7 +49,7 @@ def diagnose(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Ite
         address = running.url("http")
         yield Finding("server", "ok", f"process {running.pid} serves this repository on {address}")
     profile = running.profile if running else gpu_profile.choose(repository, inherited).profile
-    options = TritonOptions(repository, profile=profile)
+    options = ServerOptions(repository, profile=profile)
     yield _threads(options)
     for name, port in asdict(options.ports).items():
         yield _port(name, options.host, port, running)
@@ -150,7 +150,7 @@ def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
     yield Finding("profile", "ok", f"nereid serve selects '{choice.profile}': {choice.reason}", choice.fix)
 
 
-def _threads(options: TritonOptions) -> Finding:
+def _threads(options: ServerOptions) -> Finding:
     try:
         chosen = plan_instances(options.repository, options.profile, Machine.detect())
         budget = thread_budget(options.repository, options.profile, chosen.counts)

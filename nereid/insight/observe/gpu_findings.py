@@ -86,18 +86,17 @@ def finding(check: str, status: int | None, output: str, limit_s: float, cuda: i
     last_line = lines[-1].strip() if lines else "no output"
     if status == 0:
         return Finding(check, "ok", last_line)
-    fix = fix_of(output, cuda)
+    text, fix = last_line, fix_of(output, cuda)
     if status is None:
         text = f"not done after {limit_s:g} s; its output ends: {last_line}"
-        return Finding(check, "fail", text, fix or "dmesg (lines with Xid); restart the machine")
-    if status < 0:
-        text = (
-            f"a library ended the process with {signal.Signals(-status).name}; its output ends: {last_line}"
-        )
-        return Finding(check, "fail", text, fix or gpu_profile.install_command(cuda))
-    if missing := MISSING_LIBRARY.search(output):
-        return Finding(check, "fail", f"{missing[1]} is missing; {last_line}", fix)
-    return Finding(check, "fail", last_line, fix)
+        fix = fix or "dmesg (lines with Xid); restart the machine"
+    elif status < 0:
+        name = signal.Signals(-status).name
+        text = f"a library ended the process with {name}; its output ends: {last_line}"
+        fix = fix or gpu_profile.install_command(cuda)
+    elif missing := MISSING_LIBRARY.search(output):
+        text = f"{missing[1]} is missing; {last_line}"
+    return Finding(check, "fail", text, fix)
 
 
 def fix_of(text: str, cuda: int) -> str:
@@ -110,35 +109,6 @@ def fix_of(text: str, cuda: int) -> str:
             return f"{gpu_profile.install_command(cuda)} {more}"
         return gpu_profile.install_command(cuda)
     return next((fix for phrase, fix in FIXES.items() if phrase in text), "")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReadings:
-    """The readings of `nvidia-smi` for one run of the checks."""
-
-    gpus: Sequence[Gpu]
-    devices: Sequence[Device]
-    processes: Sequence[GpuProcess]
-    cuda: str
-    slowdowns: Sequence[str]
-
-    @classmethod
-    def take(cls, path: str) -> "GpuReadings":
-        """Return the readings of this machine.
-
-        Raises:
-            ServerError: nvidia-smi is missing, fails, or does not respond.
-        """
-        gpus = nvidia_smi.read_gpus(path)
-        if not gpus:
-            raise ServerError("nvidia-smi lists no GPU", LOG_FIX)
-        return cls(
-            gpus,
-            nvidia_smi.read_devices(path),
-            nvidia_smi.read_processes(path),
-            nvidia_smi.read_cuda_version(path),
-            nvidia_smi.read_slowdowns(path),
-        )
 
 
 def diagnose_gpus(
@@ -158,35 +128,26 @@ def diagnose_gpus(
         return
     installed = find_packages()
     try:
-        readings = GpuReadings.take(path)
+        gpus = nvidia_smi.read_gpus(path)
+        if not gpus:
+            raise ServerError("nvidia-smi lists no GPU", LOG_FIX)
+        listed, processes = nvidia_smi.read_devices(path), nvidia_smi.read_processes(path)
+        cuda, slowdowns = nvidia_smi.read_cuda_version(path), nvidia_smi.read_slowdowns(path)
     except ServerError as error:
         # Without packages for it, a server does not use the GPU.
         yield Finding("GPU", "fail" if installed.cupy else "note", error.reason, error.fix)
         return
-    yield from about_gpus(readings, installed, servers)
-    if not (installed.cupy and installed.provider):
-        return
-    if _driver_problem(readings, installed):
-        return  # the programs would only fail again, with messages that are harder to read
-    yield from examine_programs(environment, installed.cuda)
-
-
-def about_gpus(readings: GpuReadings, installed: GpuPackages, servers: Collection[int]) -> Iterator[Finding]:
-    """Yield the findings that need no CUDA library."""
-    for gpu in readings.gpus:
-        yield _gpu(gpu, installed.cuda)
-    yield _driver(readings, installed)
+    yield from (_gpu(gpu, installed.cuda) for gpu in gpus)
+    driver = _driver(gpus[0].driver, cuda, installed.cuda)
+    yield driver
     yield from _packages(installed)
-    for gpu in readings.gpus:
-        yield _memory(gpu, readings.processes, servers)
-    problems = [*_modes(readings), *_health(readings)]
-    yield from problems
-    if not problems:
-        yield Finding("GPU state", "ok", "shared between processes, no memory errors, full clocks")
-
-
-def _driver_problem(readings: GpuReadings, installed: GpuPackages) -> gpu_profile.Problem | None:
-    return gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
+    yield from (_memory(gpu, processes, servers) for gpu in gpus)
+    problems = [*_modes(gpus, listed, processes), *_health(gpus, slowdowns)]
+    full_speed = Finding("GPU state", "ok", "shared between processes, no memory errors, full clocks")
+    yield from problems or [full_speed]
+    # With an old driver, the programs would only fail again, with messages that are harder to read.
+    if installed.cupy and installed.provider and driver.status == "ok":
+        yield from examine_programs(environment, installed.cuda)
 
 
 def _gpu(gpu: Gpu, cuda: int) -> Finding:
@@ -197,12 +158,11 @@ def _gpu(gpu: Gpu, cuda: int) -> Finding:
     return Finding("GPU", "ok", f"{gpu.index}: {gpu.name}, {memory}, compute capability {capability}")
 
 
-def _driver(readings: GpuReadings, installed: GpuPackages) -> Finding:
-    if problem := _driver_problem(readings, installed):
+def _driver(driver: str, cuda: str, needed: int) -> Finding:
+    if problem := gpu_profile.driver_problem(cuda, driver, needed):
         return Finding("driver", "fail", *problem)
-    packages = f"; the packages need CUDA {installed.cuda}" if installed.cuda else ""
-    detail = f"{readings.gpus[0].driver} supports CUDA {readings.cuda or 'of an unknown release'}{packages}"
-    return Finding("driver", "ok", detail)
+    packages = f"; the packages need CUDA {needed}" if needed else ""
+    return Finding("driver", "ok", f"{driver} supports CUDA {cuda or 'of an unknown release'}{packages}")
 
 
 def _packages(installed: GpuPackages) -> Iterator[Finding]:
@@ -216,7 +176,7 @@ def _packages(installed: GpuPackages) -> Iterator[Finding]:
     for problem in problems:
         yield Finding("GPU packages", verdict, *problem)
     if not problems:
-        versions = ", ".join(f"{package.name} {package.version}" for package in installed.cupy)
+        versions = ", ".join(f"{name} {version}" for name, version in installed.cupy.items())
         yield Finding("GPU packages", "ok", f"{versions}, CUDA provider of ONNX Runtime, nvImageCodec")
 
 
@@ -250,14 +210,16 @@ def _is_ours(pid: int, servers: Collection[int]) -> bool:
         return False
 
 
-def _modes(readings: GpuReadings) -> Iterator[Finding]:
-    has_mps = any(Path(process.name).name == MPS for process in readings.processes)
-    for gpu in readings.gpus:
+def _modes(
+    gpus: Sequence[Gpu], devices: Sequence[Device], processes: Sequence[GpuProcess]
+) -> Iterator[Finding]:
+    has_mps = any(Path(process.name).name == MPS for process in processes)
+    for gpu in gpus:
         if gpu.compute_mode in EXCLUSIVE_MODES and not (has_mps and gpu.compute_mode == EXCLUSIVE_MODES[0]):
             text = f"{gpu.index}: mode {gpu.compute_mode}, and a server has several processes on a GPU"
             yield Finding("compute mode", "fail", text, f"nvidia-smi --id={gpu.index} --compute-mode=DEFAULT")
         if gpu.mig == "Enabled":
-            yield _mig(gpu, readings.devices)
+            yield _mig(gpu, devices)
         if gpu.persistence == "Disabled":
             text = f"{gpu.index}: off, so the first use of the GPU takes seconds longer"
             yield Finding("persistence mode", "note", text, "systemctl start nvidia-persistenced")
@@ -274,11 +236,11 @@ def _mig(gpu: Gpu, devices: Sequence[Device]) -> Finding:
     return Finding("MIG", "note", text, "nereid serve --gpu-id UUID")
 
 
-def _health(readings: GpuReadings) -> Iterator[Finding]:
-    for gpu in readings.gpus:
+def _health(gpus: Sequence[Gpu], slowdowns: Sequence[str]) -> Iterator[Finding]:
+    for gpu in gpus:
         if gpu.ecc_errors:
             text = f"{gpu.index}: {gpu.ecc_errors:.0f} uncorrected memory errors since the driver was loaded"
             yield Finding("memory errors", "fail", text, RESTART_FIX)
-    if readings.slowdowns:
-        text = f"a GPU is slowed down now: {', '.join(readings.slowdowns)}"
+    if slowdowns:
+        text = f"a GPU is slowed down now: {', '.join(slowdowns)}"
         yield Finding("clocks", "note", text, CLOCKS_FIX)

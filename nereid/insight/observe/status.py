@@ -1,6 +1,6 @@
 """The state of a repository: its server, gateways, models, processes and memory, for `nereid status`."""
 
-from collections import Counter
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from nereid.backends.routing.assignment import shares
 from nereid.backends.triton import stub_processes
 from nereid.base.config.instance_bounds import read_bounds
 from nereid.base.errors import InvalidConfig, OperationFailed
-from nereid.models.routes.location import check_repository, find_route, read_route_file
+from nereid.models.routes.location import check_repository, readable_routes
 from nereid.repository.repository_index import (
     ROUTE,
     backend_of,
@@ -93,23 +93,28 @@ def status(run_root: Path, repository: Path, server_info: ServerInfo | None) -> 
     """
     check_repository(repository)
     ready, problem = _ready(server_info)
-    counts, memory = _processes(server_info)
+    stubs = []
+    if server_info and server_info.pid:
+        stubs = stub_processes.find(server_info.pid, Path(server_info.repository))
     profile = server_info.profile if server_info and server_info.profile != ENSEMBLE_PROFILE else ""
     documents, inside = readable_configs(repository, profile), unused_models(repository, profile)
-    models = [
-        ModelStatus(
-            name,
-            _kind(repository / name, documents.get(name)),
-            sorted(ready.get(name, ())),
-            served_versions(repository / name, documents[name]) if name in documents else [],
-            name in inside,
-            _traffic(repository, name, documents.get(name, {})),
-            counts[name],
-            memory[name],
-            _instances(server_info, name, documents.get(name, {})) if name in ready else "",
+    routes, models = readable_routes(repository), []
+    for name in sorted({*(folder.name for folder in model_folders(repository)), *ready}):
+        document = documents.get(name)
+        pids = [stub.process.pid for stub in stubs if stub.model == name]
+        models.append(
+            ModelStatus(
+                name,
+                _kind(repository / name, document),
+                sorted(ready.get(name, ())),
+                served_versions(repository / name, document) if document is not None else [],
+                name in inside,
+                shares(routes[name]) if name in routes else {},
+                len(pids),
+                sum(map(memory_bytes, pids)),
+                _instances(server_info, name, document or {}) if name in ready else "",
+            )
         )
-        for name in sorted({*(folder.name for folder in model_folders(repository)), *ready})
-    ]
     server = _server(server_info, problem) if server_info else None
     return Status(str(repository), server, run_dir.find_gateways(run_root, repository), models)
 
@@ -124,22 +129,11 @@ def _ready(server_info: ServerInfo | None) -> tuple[Mapping[str, set[int]], str]
 
 
 def _instances(server_info: ServerInfo | None, name: str, document: Mapping[str, Any]) -> str:
-    try:
-        bounds = read_bounds(document)
-        return (
-            f"{ModelControl(server_info).instances(name).count} of {bounds}" if server_info and bounds else ""
-        )
-    except (OperationFailed, InvalidConfig):  # the server is stopping, or `nereid check` gives the reason
-        return ""
-
-
-def _processes(server_info: ServerInfo | None) -> tuple[Counter[str], Counter[str]]:
-    counts, memory = Counter[str](), Counter[str]()
-    if server_info and server_info.pid:
-        for stub in stub_processes.find(server_info.pid, Path(server_info.repository)):
-            counts[stub.model] += 1
-            memory[stub.model] += memory_bytes(stub.process.pid)
-    return counts, memory
+    # Suppressed: the server is stopping, or `nereid check` gives the reason.
+    with contextlib.suppress(OperationFailed, InvalidConfig):
+        if server_info and (bounds := read_bounds(document)):
+            return f"{ModelControl(server_info).instances(name).count} of {bounds}"
+    return ""
 
 
 def _server(server_info: ServerInfo, problem: str) -> ServerStatus:
@@ -161,12 +155,3 @@ def _kind(folder: Path, document: Mapping[str, Any] | None) -> str:
     if is_post_processing(backend):
         return "postprocessing"
     return KINDS.get(backend, backend or "unknown")
-
-
-def _traffic(repository: Path, name: str, document: Mapping[str, Any]) -> Mapping[str, float]:
-    if document.get("backend") != ROUTE:
-        return {}
-    try:
-        return shares(read_route_file(find_route(repository, name)).route())
-    except (OperationFailed, InvalidConfig, OSError):  # `nereid route show` gives the reason
-        return {}

@@ -8,23 +8,26 @@ import contextlib
 import http.client
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
 from nereid.backends.routing.assignment import Route, Shadow, shares
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
+from nereid.backends.triton.stub_processes import PROC
 from nereid.base import prometheus_text
-from nereid.base.errors import InvalidConfig, OperationFailed
+from nereid.base.control_groups import OWN, ControlGroups
+from nereid.base.errors import OperationFailed
 from nereid.base.prometheus_text import ANY, LabelMatchers, MetricSamples
-from nereid.insight.observe.contention import MachineReading, read_machine
+from nereid.insight.observe.contention import read_cores
 from nereid.models.rollout.measurement import DURATIONS, REQUESTS, SHADOWS, VARIANT_FAULTS
 from nereid.models.rollout.rollout_journal import active_rollouts
 from nereid.models.routes.change import BREAKER_STATES
-from nereid.models.routes.location import find_routes, read_route_file
+from nereid.models.routes.location import readable_routes
 from nereid.server import run_dir
 from nereid.server.run_dir import GatewayInfo, ServerInfo
 from nereid.server.supervision import process_usage
@@ -38,6 +41,7 @@ SHED = ("overloaded", "rate_limited")
 OK = "ok"
 # Requests such as health checks and metrics pages have no model.
 MODELLESS = {"model": ""}
+NO_SAMPLES = MetricSamples({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,33 @@ class TopRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class TopGpu:
+    """One GPU, as Triton reports it."""
+
+    uuid: str
+    busy: float | None
+    memory_used_bytes: float | None
+    memory_total_bytes: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopMachine:
+    """The machine: the busy fraction of each core, and the limits of the server's control groups.
+
+    A reading has no `cores_busy` yet, which `measure` adds.
+    """
+
+    cores_busy: Sequence[float]
+    load: Sequence[float]
+    memory_total_bytes: int
+    memory_available_bytes: int
+    limit_cores: float | None
+    limit_memory_bytes: int | None
+    gpus: Sequence[TopGpu]
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayReading:
     """A gateway of the repository: its samples, or why they cannot be read, and its processes."""
 
@@ -83,42 +114,43 @@ class ServerReading:
         read_at: when its samples were read, in monotonic seconds.
         samples: Triton's metrics; None if the server does not respond.
         usage: of its processes; empty for a server named on the command line.
+        cores: ticks of each core since the start, by its number: busy, and in total.
     """
 
     read_at: float
     server: TopServer | None
     samples: MetricSamples | None
     usage: Sequence[Usage]
-    machine: MachineReading | None
+    machine: TopMachine | None
+    cores: Mapping[int, tuple[int, int]]
     gateways: Sequence[GatewayReading]
     routes: Mapping[str, Route]
     rollouts: Mapping[str, TopRollout]
 
 
-class TopReader:
-    """Reads the state of the server of a repository."""
-
-    def __init__(self, run_root: Path, repository: Path, find: Callable[[], ServerInfo | None]) -> None:
-        self._run_root, self.repository, self._find = run_root, repository, find
-
-    def read(self) -> ServerReading:
-        """Return the state now."""
-        server_info = self._find()
-        if server_info is None:
-            return ServerReading(time.monotonic(), None, None, (), None, (), {}, {})
-        samples, problem = _read_samples(server_info.url("metrics"))
-        read_at, usage = time.monotonic(), _usage(server_info)  # the health check may take a while
-        gateways = run_dir.find_gateways(self._run_root, self.repository) if server_info.pid else []
-        return ServerReading(
-            read_at,
-            _read_server(server_info, problem),
-            samples,
-            usage,
-            read_machine(server_info.pid) if server_info.pid else None,
-            [_read_gateway(gateway) for gateway in gateways],
-            _read_routes(self.repository),
-            _read_rollouts(self.repository),
-        )
+def read_server(run_root: Path, repository: Path, server_info: ServerInfo | None) -> ServerReading:
+    """Return the state of the server of a repository now."""
+    if server_info is None:
+        return ServerReading(time.monotonic(), None, None, (), None, {}, (), {}, {})
+    samples, problem = _read_samples(server_info.url("metrics"))
+    read_at = time.monotonic()  # the health check may take a while
+    usage, machine, gateways = list[Usage](), None, list[GatewayInfo]()
+    if server_info.pid:  # it was not named on the command line
+        if supervisor := process_usage.parent_of(server_info.pid):
+            usage = process_usage.read(supervisor, Path(server_info.repository))
+        machine = _read_machine(server_info.pid, samples or NO_SAMPLES)
+        gateways = run_dir.find_gateways(run_root, repository)
+    return ServerReading(
+        read_at,
+        _read_server(server_info, problem),
+        samples,
+        usage,
+        machine,
+        read_cores(),
+        [_read_gateway(gateway) for gateway in gateways],
+        readable_routes(repository),
+        _read_rollouts(repository),
+    )
 
 
 def _read_server(server_info: ServerInfo, problem: str) -> TopServer:
@@ -167,6 +199,31 @@ def _flat(document: Mapping[str, object]) -> dict[str, str]:
     return reasons
 
 
+def _read_machine(pid: int, samples: MetricSamples) -> TopMachine:
+    lines = [line.split() for line in (PROC / "meminfo").read_text().splitlines()]
+    memory_bytes = {name: int(size) * 1024 for name, size, *_ in lines}
+    membership = PROC / str(pid) / "cgroup"
+    groups = ControlGroups(membership=membership) if membership.exists() else OWN  # the process has ended
+    cores, limit = groups.cores(), groups.memory_limit()
+    return TopMachine(
+        (),
+        os.getloadavg(),
+        memory_bytes["MemTotal:"],
+        memory_bytes["MemAvailable:"],
+        None if math.isinf(cores) else cores,
+        None if math.isinf(limit) else int(limit),
+        read_gpus(samples),
+    )
+
+
+def read_gpus(samples: MetricSamples) -> list[TopGpu]:
+    """Return the GPUs of a metrics page."""
+    names = [f"nv_gpu_{name}" for name in ("utilization", "memory_used_bytes", "memory_total_bytes")]
+    names.append("nv_gpu_power_usage")
+    uuids = sorted({uuid for name in names for (uuid,) in samples.sums(name, "gpu_uuid")})
+    return [TopGpu(uuid, *(samples.gauge(name, {"gpu_uuid": uuid}) for name in names)) for uuid in uuids]
+
+
 def _read_gateway(info: GatewayInfo) -> GatewayReading:
     samples, problem = None, ""
     try:
@@ -181,22 +238,6 @@ def _read_gateway(info: GatewayInfo) -> GatewayReading:
     return GatewayReading(read_at, info, samples, problem, process_usage.read_tree(info.pid, GATEWAY))
 
 
-def _usage(server_info: ServerInfo) -> Sequence[Usage]:
-    if not server_info.pid or not (supervisor := process_usage.parent_of(server_info.pid)):
-        return ()
-    return process_usage.read(supervisor, Path(server_info.repository))
-
-
-def _read_routes(repository: Path) -> dict[str, Route]:
-    """Return the routes whose files can be read; `nereid check` gives the reasons for the others."""
-    routes = {}
-    with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
-        for location in find_routes(repository):
-            with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
-                routes[location.name] = read_route_file(location).route()
-    return routes
-
-
 def _read_rollouts(repository: Path) -> dict[str, TopRollout]:
     with contextlib.suppress(OperationFailed, OSError):  # `nereid rollout status` gives the reason
         return {
@@ -204,30 +245,6 @@ def _read_rollouts(repository: Path) -> dict[str, TopRollout]:
             for route, state in active_rollouts(repository).items()
         }
     return {}
-
-
-@dataclass(frozen=True, slots=True)
-class TopGpu:
-    """One GPU, as Triton reports it."""
-
-    uuid: str
-    busy: float | None
-    memory_used_bytes: float | None
-    memory_total_bytes: float | None
-    power_w: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TopMachine:
-    """The machine: the busy fraction of each core, and the limits of the server's control groups."""
-
-    cores_busy: Sequence[float]
-    load: Sequence[float]
-    memory_total_bytes: int
-    memory_available_bytes: int
-    limit_cores: float | None
-    limit_memory_bytes: int | None
-    gpus: Sequence[TopGpu]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,79 +372,53 @@ def measure(before: ServerReading, after: ServerReading) -> Top:
         # All counts of a server that started in between belong to this interval.
         increase = after.samples if is_restarted else after.samples - before.samples
         interval = Interval(after.samples, increase, seconds)
-    processes = ProcessUsages(before.usage, after.usage, seconds)
+    names = dict.fromkeys(usage.name for usage in after.usage)
     return Top(
         seconds if interval else None,
         after.server,
-        _machine(before.machine, after.machine, after.samples) if after.machine else None,
+        replace(after.machine, cores_busy=_busy(before.cores, after.cores)) if after.machine else None,
         _routes(after, interval) if interval else [],
-        _models(interval, processes) if interval else [],
-        [processes.of(name) for name in dict.fromkeys(usage.name for usage in after.usage)],
+        _models(interval, before.usage, after.usage) if interval else [],
+        [_process(name, before.usage, after.usage, seconds) for name in names],
         [_gateway(gateway, before.gateways, seconds) for gateway in after.gateways],
         notes,
     )
 
 
-class ProcessUsages:
-    """The usage of processes between two readings; the time of a new process counts from its start."""
+def _process(
+    name: str, before: Iterable[Usage], after: Iterable[Usage], seconds: float, version: int | None = None
+) -> TopProcess:
+    """Return the usage of the processes of a name, or of one version of a model.
 
-    def __init__(self, before: Iterable[Usage], after: Sequence[Usage], seconds: float) -> None:
-        self._earlier_s = {usage.process: usage.cpu_s for usage in before}
-        self._after, self._seconds = after, seconds
-
-    def of(self, name: str, version: int | None = None) -> TopProcess:
-        """Return the usage of the processes of a name, or of one version of a model."""
-        usages = [usage for usage in self._after if usage.name == name and version in (None, usage.version)]
-        spent_s = sum(usage.cpu_s - self._earlier_s.get(usage.process, 0.0) for usage in usages)
-        percent = 100 * spent_s / self._seconds
-        return TopProcess(name, len(usages), percent, sum(usage.memory_bytes for usage in usages))
+    The time of a new process counts from its start.
+    """
+    earlier_s = {usage.process: usage.cpu_s for usage in before}
+    usages = [usage for usage in after if usage.name == name and version in (None, usage.version)]
+    spent_s = sum(usage.cpu_s - earlier_s.get(usage.process, 0.0) for usage in usages)
+    memory_bytes = sum(usage.memory_bytes for usage in usages)
+    return TopProcess(name, len(usages), 100 * spent_s / seconds, memory_bytes)
 
 
-def _machine(
-    before: MachineReading | None, after: MachineReading, samples: MetricSamples | None
-) -> TopMachine:
+def _busy(before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]]) -> list[float]:
+    """Return the busy fraction of each core between two readings."""
     busy = []
-    for core, (worked, total) in after.cores.items():
-        worked_before, total_before = before.cores.get(core, (0, 0)) if before else (0, 0)
+    for core, (worked, total) in after.items():
+        worked_before, total_before = before.get(core, (0, 0))
         passed = total - total_before
         busy.append(min(1.0, max(0.0, (worked - worked_before) / passed)) if passed > 0 else 0.0)
-    return TopMachine(
-        busy,
-        after.load,
-        after.memory_bytes,
-        after.available_bytes,
-        after.limit_cores,
-        after.limit_bytes,
-        _gpus(samples) if samples else [],
-    )
-
-
-def _gpus(samples: MetricSamples) -> list[TopGpu]:
-    names = [f"nv_gpu_{name}" for name in ("utilization", "memory_used_bytes", "memory_total_bytes")]
-    names.append("nv_gpu_power_usage")
-    uuids = sorted({uuid for name in names for (uuid,) in samples.sums(name, "gpu_uuid")})
-    return [TopGpu(uuid, *(samples.gauge(name, {"gpu_uuid": uuid}) for name in names)) for uuid in uuids]
+    return busy
 
 
 def _routes(after: ServerReading, interval: Interval) -> list[TopRoute]:
     routes = []
     for (name,) in sorted(interval.samples.sums(f"{ROUTE_PREFIX}generation", "route")):
-        file = after.routes.get(name)
+        file, labels = after.routes.get(name), {"route": name}
         names = [variant.name for variant in file.variants] if file else []
-        counted = {
-            variant for (variant,) in interval.samples.sums(REQUESTS, "variant", labels={"route": name})
-        }
-        routes.append(
-            TopRoute(
-                name,
-                after.rollouts.get(name),
-                [
-                    _variant(name, variant, file, interval)
-                    for variant in (*names, *sorted(counted - {*names}))
-                ],
-                [_shadow(name, shadow, interval) for shadow in (file.shadows if file else ())],
-            )
-        )
+        counted = sorted(interval.samples.sums(REQUESTS, "variant", labels=labels))
+        names += [variant for (variant,) in counted if variant not in names]
+        variants = [_variant(name, variant, file, interval) for variant in names]
+        shadows = [_shadow(name, shadow, interval) for shadow in (file.shadows if file else ())]
+        routes.append(TopRoute(name, after.rollouts.get(name), variants, shadows))
     return routes
 
 
@@ -468,13 +459,16 @@ def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
     )
 
 
-def _models(interval: Interval, processes: ProcessUsages) -> list[TopModel]:
+def _models(interval: Interval, before: Iterable[Usage], after: Iterable[Usage]) -> list[TopModel]:
+    models = []
     loaded = interval.samples.sums("nv_inference_request_success", "model", "version")
-    versions = sorted((name, int(version)) for name, version in loaded)
-    return [_model(name, version, interval, processes) for name, version in versions]
+    for name, version in sorted((name, int(version)) for name, version in loaded):
+        usage = _process(name, before, after, interval.seconds, version)
+        models.append(_model(name, version, interval, usage))
+    return models
 
 
-def _model(name: str, version: int, interval: Interval, processes: ProcessUsages) -> TopModel:
+def _model(name: str, version: int, interval: Interval, usage: TopProcess) -> TopModel:
     labels = {"model": name, "version": str(version)}
 
     def increase_of(metric: str) -> float:
@@ -485,7 +479,6 @@ def _model(name: str, version: int, interval: Interval, processes: ProcessUsages
 
     succeeded = increase_of("request_success")
     compute_us = sum(increase_of(f"compute_{part}_duration_us") for part in ("input", "infer", "output"))
-    usage = processes.of(name, version)
     return TopModel(
         name,
         version,
@@ -502,28 +495,26 @@ def _model(name: str, version: int, interval: Interval, processes: ProcessUsages
 
 def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: float) -> TopGateway:
     before = next((reading for reading in earlier if reading.info == after.info), None)
-    spent = ProcessUsages(before.usage if before else (), after.usage, seconds).of(GATEWAY)
-    interval, info, samples = None, after.info, after.samples
-    if before and before.samples and samples:
+    spent = _process(GATEWAY, before.usage if before else (), after.usage, seconds)
+    requests_per_s = p99_ms = shed_per_s = None
+    info, samples = after.info, after.samples or NO_SAMPLES
+    if before and before.samples and after.samples:
         interval = Interval(samples, samples - before.samples, after.read_at - before.read_at)
-    requests, total = f"{GATEWAY_PREFIX}requests_total", {"stage": "total", "outcome": OK}
-    in_flight, waiting, limit = (
-        samples.gauge(f"{GATEWAY_PREFIX}{name}") if samples else None
-        for name in ("in_flight", "waiting", "limit")
-    )
+        requests, total = f"{GATEWAY_PREFIX}requests_total", {"stage": "total", "outcome": OK}
+        requests_per_s = interval.rate(requests, excluding=MODELLESS)
+        p99_ms = _ms(interval.increase.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
+        shed_per_s = interval.rate(requests, {"outcome": SHED})
     return TopGateway(
         info.host,
         info.port,
         info.pid,
         after.problem,
-        interval.rate(requests, excluding=MODELLESS) if interval else None,
-        _ms(interval.increase.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
-        if interval
-        else None,
-        in_flight,
-        waiting,
-        limit,
-        interval.rate(requests, {"outcome": SHED}) if interval else None,
+        requests_per_s,
+        p99_ms,
+        samples.gauge(f"{GATEWAY_PREFIX}in_flight"),
+        samples.gauge(f"{GATEWAY_PREFIX}waiting"),
+        samples.gauge(f"{GATEWAY_PREFIX}limit"),
+        shed_per_s,
         spent.cpu_percent,
         spent.memory_bytes,
     )

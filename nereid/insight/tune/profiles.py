@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.config.model_config import CONFIGS
-from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish import network
 from nereid.models.publish.transaction import opened_journal
-from nereid.models.routes.location import find_route, read_route_file
+from nereid.models.routes.location import readable_routes
 from nereid.repository import pbtxt
 from nereid.repository.repository_index import backend_of, configs, served_steps, steps_of, unused_models
 from nereid.server.command_line import ENSEMBLE_PROFILE, TUNED_PROFILE
@@ -63,7 +63,10 @@ def tunable(repository: Path, model: str, profile: str) -> Tunable:
             f"cannot tune '{model}': it is an ensemble in profile '{profile}'; fix: tune its steps: {steps}"
         )
     if backend == "ab_router":
-        raise WrongUsage(f"cannot tune '{model}': it is a route; fix: tune its variants: {_variants(folder)}")
+        variants = "see its route file"
+        if route := readable_routes(repository).get(model):
+            variants = ", ".join(dict.fromkeys(variant.model for variant in route.variants))
+        raise WrongUsage(f"cannot tune '{model}': it is a route; fix: tune its variants: {variants}")
     named = folder / CONFIGS / f"{profile}.pbtxt"
     path = named if named.exists() else folder / PLAIN_CONFIG
     if not path.exists():
@@ -72,14 +75,6 @@ def tunable(repository: Path, model: str, profile: str) -> Tunable:
     notes = tuple(_notes(repository, model, profile, documents))
     called = tuple(dict.fromkeys(name for name, _ in served_steps(document)))
     return Tunable(model, profile, path, path.read_text(), backend, notes, called)
-
-
-def _variants(folder: Path) -> str:
-    try:
-        route = read_route_file(find_route(folder.parent, folder.name)).route()
-    except (InvalidConfig, OperationFailed, OSError):
-        return "see its route file"
-    return ", ".join(dict.fromkeys(variant.model for variant in route.variants))
 
 
 def _notes(

@@ -10,7 +10,7 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from nereid.base.task import AS_MODELS
@@ -88,15 +88,11 @@ class Objective:
 
 def median(measured: Sequence[LoadResults]) -> LoadResults:
     """Return the median over measurements, separately for each number."""
-    return {
-        number: LoadResult(
-            **{
-                field.name: statistics.median(getattr(loads[number], field.name) for loads in measured)
-                for field in fields(LoadResult)
-            }
-        )
-        for number in measured[0]
-    }
+    medians = {}
+    for concurrency in measured[0]:
+        columns = zip(*(astuple(loads[concurrency]) for loads in measured), strict=True)
+        medians[concurrency] = LoadResult(*map(statistics.median, columns))
+    return medians
 
 
 def space(config: Any, backend: str, cores: int) -> Space:
@@ -252,13 +248,8 @@ class Search:
     # Time that the last measurements took beyond their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
 
-    def run(
-        self, draw: Callable[[int], list[CandidateSettings]]
-    ) -> tuple[CandidateSettings, FinalComparison]:
+    def run(self, candidates: Sequence[CandidateSettings]) -> tuple[CandidateSettings, FinalComparison]:
         """Search for the best candidate; return it with its final comparison with the default.
-
-        Args:
-            draw: returns at most the given number of candidates.
 
         Raises:
             NotMeasured: the default cannot be measured.
@@ -269,12 +260,12 @@ class Search:
         remaining_s = self.deadline - self.clock()
         needed_s = MIN_ROUNDS * 3 * self._takes_s(FIRST_ROUND_S)
         final_s = min(max(FINAL_SHARE * remaining_s, needed_s), MAX_FINAL_SHARE * remaining_s)
-        ranked = self._halve(draw(MAX_CANDIDATES), self.deadline - final_s)
+        ranked = self._halve(candidates, self.deadline - final_s)
         if not ranked:
             return CURRENT_CONFIG, FinalComparison((), (), ())
         return ranked[0], self._run_final_comparison(ranked[0])
 
-    def _halve(self, candidates: list[CandidateSettings], deadline: float) -> list[CandidateSettings]:
+    def _halve(self, candidates: Sequence[CandidateSettings], deadline: float) -> list[CandidateSettings]:
         """Measure the candidates, then the better half again for twice as long; return the best first.
 
         The time of a measurement is unknown in advance: a bad default may be far slower than the others.
@@ -288,9 +279,8 @@ class Search:
             done = self._rounds(ranked, rounds, seconds, deadline if rung else first_deadline)
             # A candidate that failed in a later round is out, even if its earlier rounds were good.
             sound = [c for c in ranked if c not in self.failures]
-            measured = [c for c in sound if done and c in done[0]]
-            is_complete = bool(done) and len(measured) == len(sound)
-            if rung and not is_complete:
+            measured = [c for c in sound if c in done[0]]
+            if rung and len(measured) < len(sound):
                 return sound
             self.seen |= {c: median([loads[c] for loads in done if c in loads]) for c in measured}
             measured.sort(key=lambda candidate: self.objective.rank(self.seen[candidate]))

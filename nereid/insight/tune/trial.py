@@ -20,7 +20,7 @@ from nereid.insight.tune import load_generator, photos, profiles
 from nereid.insight.tune.load_generator import HOST
 from nereid.insight.tune.profiles import PLAIN_CONFIG, Tunable, value_of, with_settings
 from nereid.insight.tune.search import CandidateSettings, LoadResults, NotMeasured
-from nereid.server.command_line import TUNED_PROFILE, TritonOptions
+from nereid.server.command_line import TUNED_PROFILE, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer, infer_path
 from nereid.server.model_control import ModelControl, NotReached
 from nereid.server.ports import Ports, free_ports
@@ -67,7 +67,7 @@ class TrialServer:
         profiles.write(copy, profiles.tunable(copy, tuned.model, tuned.profile), {}, "", ())
         self._write(tuned.text)
         ports = Ports(*free_ports(3))
-        options = TritonOptions(copy, TUNED_PROFILE, HOST, ports)
+        options = ServerOptions(copy, TUNED_PROFILE, HOST, ports)
         (folder / "server").mkdir()
         self.server = EmbeddedServer(
             options, folder / "server", environment, only_models=[tuned.model, *tuned.steps]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from nereid.base.errors import OperationFailed, ServerError
 from nereid.base.processes import available_cores, cpu_model
@@ -17,34 +17,26 @@ from nereid.insight.tune.load_generator import LoadResult
 from nereid.insight.tune.profiles import Tunable
 from nereid.insight.tune.search import (
     CURRENT_CONFIG,
+    MAX_CANDIDATES,
     MIN_ROUNDS,
     CandidateSettings,
     FinalComparison,
-    Kind,
     LoadResults,
     NotMeasured,
     Objective,
     Search,
     pareto_front,
 )
+from nereid.insight.tune.trial import TrialServer
 from nereid.server.command_line import TUNED_PROFILE
 
 TuneVerdict = Literal["better", "kept", "infeasible"]
 MORE_TIME = "fix: more --minutes, or fewer values of --concurrency"
-PACKAGES = ("uvloop", "httptools")
 CONCURRENCIES = (1, 8, 32)
+DEFAULT_OBJECTIVE = Objective("throughput")
 # The fraction of the time that is reserved for stopping the server.
 STOP_RESERVE_S = 5.0
 Progress = Callable[[str], None]
-
-
-class Point(NamedTuple):
-    """A candidate at one concurrency, with its measurement; `mark` is `default`, `chosen` or empty."""
-
-    mark: str
-    settings: str
-    concurrency: int
-    load: LoadResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,52 +59,33 @@ class TuneReport:
     @property
     def verdict(self) -> TuneVerdict:
         """Whether the best candidate is `better`, the default is `kept`, or all are `infeasible`."""
-        if CURRENT_CONFIG in self.failures:
-            return "kept"
-        default_met, best_met = self._is_default_met(), self._is_met(self.best)
-        if not default_met and not best_met:
-            return "infeasible"
-        if not best_met or len(self.final.best) < MIN_ROUNDS:
-            return "kept"
-        if not default_met:
-            return "better"
-        gain, noise = self.final.gain(self.objective), self.final.noise(self.objective)
-        return "better" if gain > noise else "kept"
-
-    def _is_default_met(self) -> bool:
-        if not self.final.default:
-            return self._is_met(CURRENT_CONFIG)
-        loads = self.final.lenient_default()
-        return self.objective.is_met(loads[self.objective.concurrency(loads)])
-
-    def _is_met(self, candidate: CandidateSettings) -> bool:
-        loads = self.seen.get(candidate)
-        return loads is not None and self.objective.is_met(loads[self.objective.concurrency(loads)])
+        return self._judge()[0]
 
     def reason(self) -> str:
         """Explain the verdict in one line, with the numbers."""
-        if self.verdict == "infeasible":
-            return self._why_infeasible()
+        return self._judge()[1]
+
+    def _judge(self) -> tuple[TuneVerdict, str]:
+        default = self.final.lenient_default() if self.final.default else self.seen.get(CURRENT_CONFIG)
+        is_default_met, is_best_met = map(self._is_met, (default, self.seen.get(self.best)))
         if CURRENT_CONFIG in self.failures:
-            return f"default kept: it failed in the final rounds: {self.failures[CURRENT_CONFIG]}"
-        if self.best == CURRENT_CONFIG:
-            return f"default kept: {self._why_alone()}"
-        if self.best in self.failures:
-            why = self.failures[self.best]
-            return f"default kept: {self.describe(self.best)} was best, but failed in the final rounds: {why}"
-        if len(self.final.best) < MIN_ROUNDS:
-            return (
-                f"default kept: there was time for {len(self.final.best)} of {MIN_ROUNDS} final rounds, "
-                f"too few to separate a gain from noise; {MORE_TIME}"
-            )
+            return "kept", f"default kept: it failed in the final rounds: {self.failures[CURRENT_CONFIG]}"
+        if not is_default_met and not is_best_met:
+            return "infeasible", self._why_infeasible()
+        if reason := self._why_not_compared():
+            return "kept", f"default kept: {reason}"
+        gain, noise = self.final.gain(self.objective), self.final.noise(self.objective)
         numbers = (
-            f"{self.final.gain(self.objective):+.1%} in {self.objective}, median of {len(self.final.best)} "
-            f"rounds; the default against itself: ±{self.final.noise(self.objective):.1%}"
+            f"{gain:+.1%} in {self.objective}, median of {len(self.final.best)} "
+            f"rounds; the default against itself: ±{noise:.1%}"
         )
-        if self.verdict == "kept":
-            return f"default kept: {self.describe(self.best)} gives {numbers}"
-        late = "" if self._is_default_met() else "the default misses the p99; "
-        return f"{self.describe(self.best)}: {late}{numbers}"
+        if not is_best_met or (is_default_met and gain <= noise):
+            return "kept", f"default kept: {self.describe(self.best)} gives {numbers}"
+        late = "" if is_default_met else "the default misses the p99; "
+        return "better", f"{self.describe(self.best)}: {late}{numbers}"
+
+    def _is_met(self, loads: LoadResults | None) -> bool:
+        return loads is not None and self.objective.is_met(loads[self.objective.concurrency(loads)])
 
     def _why_infeasible(self) -> str:
         nearest = min(self.seen, key=lambda candidate: self.objective.rank(self.seen[candidate]))
@@ -124,7 +97,17 @@ class TuneReport:
             "fix: a larger --p99-ms, or other hardware"
         )
 
-    def _why_alone(self) -> str:
+    def _why_not_compared(self) -> str:
+        if self.best in self.failures:
+            why = self.failures[self.best]
+            return f"{self.describe(self.best)} was best, but failed in the final rounds: {why}"
+        if self.best != CURRENT_CONFIG and len(self.final.best) >= MIN_ROUNDS:
+            return ""
+        if self.best != CURRENT_CONFIG:
+            return (
+                f"there was time for {len(self.final.best)} of {MIN_ROUNDS} final rounds, "
+                f"too few to separate a gain from noise; {MORE_TIME}"
+            )
         if not self.default:
             return "its config has no setting that can be tuned"
         if not self.failures:
@@ -139,17 +122,20 @@ class TuneReport:
         )
         return ", ".join(f"{name} {value}" for name, value in changed)
 
-    def points(self) -> list[Point]:
-        """Return the Pareto front, the default and the best candidate, by decreasing rate."""
+    def points(self) -> list[tuple[str, str, int, LoadResult]]:
+        """Return the Pareto front, the default and the best candidate, by decreasing rate.
+
+        Each has a mark (`default`, `chosen` or empty), its settings, the concurrency and the measurement.
+        """
         points = pareto_front(self.seen)
         for candidate in (CURRENT_CONFIG, self.best):
             loads = self.seen.get(candidate, {})
             points += [(candidate, number) for number in loads if (candidate, number) not in points]
         rows = [
-            Point(self._mark(candidate), self.describe(candidate), number, self.seen[candidate][number])
+            (self._mark(candidate), self.describe(candidate), number, self.seen[candidate][number])
             for candidate, number in points
         ]
-        return sorted(rows, key=lambda point: -point.load.rate)
+        return sorted(rows, key=lambda row: -row[-1].rate)
 
     def _mark(self, candidate: CandidateSettings) -> str:
         return "default" if candidate == CURRENT_CONFIG else "chosen" if self.is_chosen(candidate) else ""
@@ -203,8 +189,7 @@ class TuneOptions:
     repository: Path
     model: str
     profile: str
-    kind: Kind = "throughput"
-    p99_ms: float | None = None
+    objective: Objective = DEFAULT_OBJECTIVE
     minutes: float = 5.0
     concurrencies: Sequence[int] = CONCURRENCIES
     images: Sequence[Path] = ()
@@ -214,8 +199,9 @@ class TuneOptions:
     @property
     def command(self) -> str:
         """The command line with the same options."""
-        words = ["nereid", "tune", self.model, "--objective", self.kind]
-        words += ["--p99-ms", f"{self.p99_ms:g}"] if self.p99_ms else []
+        kind, p99_ms = self.objective.kind, self.objective.p99_ms
+        words = ["nereid", "tune", self.model, "--objective", kind]
+        words += ["--p99-ms", f"{p99_ms:g}"] if p99_ms < float("inf") else []
         words += ["--minutes", f"{self.minutes:g}", "--profile", self.profile, "--seed", str(self.seed)]
         words += ["--concurrency", ",".join(map(str, self.concurrencies))]
         for path in self.images:
@@ -223,35 +209,15 @@ class TuneOptions:
         words += ["--repository", str(self.repository)]
         return shlex.join(words)
 
-    @property
-    def objective(self) -> Objective:
-        """The objective of the search."""
-        return Objective(self.kind, self.p99_ms or float("inf"))
-
 
 def check_packages() -> None:
-    """Check that the packages of the load generator are installed.
+    """Check that the package of the load generator is installed.
 
     Raises:
-        OperationFailed: a package is missing.
+        OperationFailed: it is missing.
     """
-    if missing := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
-        raise OperationFailed(
-            f"the load generator needs {' and '.join(missing)}; fix: pip install 'nereid-serving[load]'"
-        )
-
-
-def find(options: TuneOptions) -> Tunable:
-    """Find the model, and check that its profile can be written.
-
-    Raises:
-        WrongUsage: the model cannot be tuned.
-        OperationFailed: the profile cannot be written.
-    """
-    tuned = profiles.tunable(options.repository, options.model, options.profile)
-    if not options.is_dry:
-        profiles.check_writable(options.repository, tuned)
-    return tuned
+    if not importlib.util.find_spec("uvloop"):
+        raise OperationFailed("the load generator needs uvloop; fix: pip install 'nereid-serving[load]'")
 
 
 def run_search(
@@ -266,9 +232,6 @@ def run_search(
     Raises:
         OperationFailed: the current config cannot be measured.
     """
-    # Imported here: the module needs the packages of the extra `load`.
-    from nereid.insight.tune.trial import TrialServer
-
     deadline = time.monotonic() + 60 * options.minutes - STOP_RESERVE_S
     levels, cores = sorted({1, *options.concurrencies}), available_cores()
     repository = options.repository.resolve()
@@ -283,9 +246,7 @@ def run_search(
             settings = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in grid.items())
             progress(f"{len(points)} possible settings: {settings}")
             run = Search(trial.measure, options.objective, len(levels), time.monotonic, deadline, progress)
-            best, final = run.run(
-                lambda count: search.sample(points, grid, count, options.seed, without=default)
-            )
+            best, final = run.run(search.sample(points, grid, MAX_CANDIDATES, options.seed, default))
     except (NotMeasured, ServerError) as error:
         raise OperationFailed(f"'{options.model}' cannot be measured as it is: {error}") from None
     for candidate, reason in run.failures.items():

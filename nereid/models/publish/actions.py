@@ -22,7 +22,7 @@ from nereid.base.assets import COFFEE
 from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.contract import IMAGE, PROBE_HEADER
 from nereid.base.errors import OperationFailed
-from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
+from nereid.models.routes.change import Proposal, Propose, change_with_retry
 from nereid.models.routes.location import RouteFileSnapshot, find_route
 from nereid.repository import pbtxt
 from nereid.repository.repository_index import config_files, served_versions, unused_models
@@ -62,11 +62,6 @@ class Workspace:
     def model_control(self) -> ModelControl | None:
         """Return the client that loads and unloads models, None if no server runs."""
         return ModelControl(self.server_info) if self.server_info else None
-
-    @property
-    def server(self) -> RunningServer | None:
-        """Return the client that reads the served routes, None if no server runs."""
-        return RunningServer.of(self.server_info)
 
 
 class Install(Struct, frozen=True, tag=True):
@@ -246,12 +241,9 @@ class Warm(Struct, frozen=True, tag=True):
 
     def do(self, workspace: Workspace) -> None:
         """Send the batches if the version is loaded."""
-        if (
-            workspace.server_info
-            and workspace.model_control
-            and workspace.model_control.is_ready(self.model, self.version)
-        ):
-            size = warm(workspace.server_info, workspace.repository / self.model, self.version)
+        server_info = workspace.server_info
+        if server_info and ModelControl(server_info).is_ready(self.model, self.version):
+            size = warm(server_info, workspace.repository / self.model, self.version)
             sizes = f"batches of 1 to {size}" if size > 1 else "one request"
             workspace.report(f"{self.model}: version {self.version} is warmed up with {sizes}")
 
@@ -276,12 +268,13 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         """Remove the variant once requests that chose it had time; VariantInUse if it has other traffic."""
         if (workspace.repository / self.route).exists():
             self._change(workspace, self.propose_removal)
-            if workspace.server:
+            if workspace.server_info:
                 time.sleep(DRAIN_S)
 
     def _change(self, workspace: Workspace, propose: Propose) -> None:
         location = find_route(workspace.repository, self.route)
-        workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_CHANGE_TIMEOUT_S))
+        server_info = workspace.server_info
+        workspace.report(change_with_retry(location, propose, server_info, ROUTE_CHANGE_TIMEOUT_S))
 
     def propose_addition(self, current: RouteFileSnapshot) -> Proposal:
         """Return the route with the variant, with the default's deadline and ahead of other fallbacks."""

@@ -13,7 +13,7 @@ from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, Wro
 from nereid.base.task_registry import DEFAULT_TASK
 from nereid.models.publish import examination, staged_version
 from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, SetAside, Warm
-from nereid.models.publish.configs import ModelNames
+from nereid.models.publish.configs import Addition, ModelNames
 from nereid.models.publish.examination import (
     ExaminationLimits,
     ExaminationRequest,
@@ -24,12 +24,7 @@ from nereid.models.publish.examination import (
 from nereid.models.publish.importing import network_facts
 from nereid.models.publish.importing.adaptation import Adapted, NetworkChoices
 from nereid.models.publish.importing.graph_edits import ActivationRule
-from nereid.models.publish.importing.model_importer import (
-    AddedModels,
-    ModelImporter,
-    choose_importer,
-    named_importer,
-)
+from nereid.models.publish.importing.model_importer import ModelImporter, choose_importer, named_importer
 from nereid.models.publish.importing.network_facts import ANY_SIZE, Size
 from nereid.models.publish.importing.serving_settings import PROCESS_BYTES, ServingSettings
 from nereid.models.publish.network import examination_request, write_on_cpu
@@ -271,8 +266,8 @@ class StagedAddition:
 
     def _choose(self, importer: ModelImporter) -> None:
         request, self._importer = self._request, importer
-        self._choices = importer.input.with_notes(request.choices, self._facts)
-        self._images = tuple(dict.fromkeys(request.images or importer.input.samples))
+        self._choices = importer.with_notes(request.choices, self._facts)
+        self._images = tuple(dict.fromkeys(request.images or importer.samples))
 
     def _is_claimed(self, task: str, content: bytes) -> bool:
         """Switch to a task that claims the outputs, unless the user or the file says that they are scores."""
@@ -294,10 +289,10 @@ class StagedAddition:
         adapted = importer.adapt(self._network, choices)
         settings = self._settings(adapted)
         labels, labels_from = self._labels(settings.classes)
-        parameters, origin = importer.input.preprocessing(
+        parameters, origin = importer.preprocessing(
             settings, self._facts.exporter_settings, request.parameters
         )
-        companions = importer.input.copy_companions(names.route, self._repository, self._new)
+        companions = importer.copy_companions(names.route, self._repository, self._new)
         settings = replace(
             settings,
             parameters=parameters,
@@ -346,10 +341,10 @@ class StagedAddition:
 
     def _labels(self, classes: int) -> tuple[tuple[str, ...], str]:
         """Return the labels and their origin; labels from the metadata that do not fit are ignored."""
-        path, (labels, origin) = self._request.labels, self._importer.input.labels(self._facts)
+        path, (labels, origin) = self._request.labels, self._importer.labels(self._facts)
         if path:
             labels, origin = read_labels(path, classes), f"'{path.name}'"
-        self._importer.input.check_labels(labels, origin)
+        self._importer.check_labels(labels, origin)
         if labels and classes and len(labels) != classes:
             self._report(
                 f"note: {origin} has {len(labels)} class names, but the network has "
@@ -365,7 +360,7 @@ class StagedAddition:
             if request.preview:
                 raise WrongUsage(
                     "cannot preview whole images for a network that takes one "
-                    f"{self._importer.input.unit} at a time; fix: omit --preview"
+                    f"{self._importer.unit} at a time; fix: omit --preview"
                 )
             return None
         try:
@@ -382,7 +377,7 @@ class StagedAddition:
             self._report(f"preview: '{request.preview}' shows what the network sees of each photo")
         return photos
 
-    def _write(self, settings: ServingSettings, labels: Sequence[str]) -> AddedModels:
+    def _write(self, settings: ServingSettings, labels: Sequence[str]) -> Addition:
         names = self._names
         models = self._importer.models(names, settings, self._request.choices)
         for name, texts in models.configs().items():
@@ -435,11 +430,13 @@ class StagedAddition:
 
     def _cost(self, measured: Measurements) -> tuple[int, int]:
         """Return the number of processes of a server with the profile `cpu`, and their memory in bytes."""
-        name, kind = self._request.name, self._importer.input
-        own_bytes = {name: kind.instance_bytes(0)} if kind.is_reader else {}
-        alone = instance_sizing.allocate_instances({name: 1.0}, instance_sizing.Machine.detect(), own_bytes)
+        name, own_bytes = self._request.name, self._importer.process_bytes
+        alone = instance_sizing.allocate_instances(
+            {name: 1.0}, instance_sizing.Machine.detect(), {name: own_bytes} if own_bytes else None
+        )
         instances = self._request.instances or alone.counts[name]
-        return instances + 1, instances * kind.instance_bytes(measured.memory_bytes) + PROCESS_BYTES
+        process_bytes = own_bytes or measured.memory_bytes + PROCESS_BYTES
+        return instances + 1, instances * process_bytes + PROCESS_BYTES
 
     def _pin(self) -> PinnedModel:
         (pin,) = [pin for pin in pinned_models(self._new) if pin.model == self._names.pinned]

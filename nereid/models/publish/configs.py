@@ -7,8 +7,8 @@ from google.protobuf import json_format
 
 from nereid.backends.routing.assignment import DEADLINE_MS
 from nereid.base import contract
-from nereid.base.config.model_config import empty_config
-from nereid.models.publish.importing.serving_settings import ServedTensor, ServingSettings
+from nereid.base.config.model_config import ServedTensor, empty_config
+from nereid.models.publish.importing.serving_settings import ServingSettings
 from nereid.repository import pbtxt
 
 CPU_BATCH, GPU_BATCH = 8, 64

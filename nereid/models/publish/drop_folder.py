@@ -215,6 +215,7 @@ def journal_of(folder: Path) -> Journal[DropResult]:
     return Journal(folder / JOURNAL, DropResult, "nereid watch")
 
 
+@dataclass
 class DropFolder:
     """Publishes the complete entries of a folder, and moves them to `published` or `rejected`.
 
@@ -224,44 +225,32 @@ class DropFolder:
         staging: a private folder for the copy that is published.
         publish: publishes an entry. An error rejects the entry, unless it or its cause is TEMPORARY.
         settle_s: how long digests must stay the same, in seconds.
-        model: the model for all entries, instead of the one in their names.
-        terms: limits of the examination; a rejected entry that stays is tried again under other terms.
         announce: receives a line per publication and rejection.
         report: receives all other lines.
+        model: the model for all entries, instead of the one in their names.
+        terms: limits of the examination; a rejected entry that stays is tried again under other terms.
         clock: returns monotonic seconds.
         now: returns the time.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        append: Append[DropResult],
-        staging: Path,
-        publish: Publish,
-        *,
-        settle_s: float = 2.0,
-        model: str = "",
-        terms: str = "",
-        announce: WriteLine = lambda line: None,
-        report: WriteLine = lambda line: None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._folder = folder
-        self._append = append
-        self._staging = staging
-        self._publish = publish
-        self._settle_s = settle_s
-        self._model = model
-        self._terms = terms
-        self._announce = announce
-        self._report = report
-        self._clock = clock
-        self._now = now
-        journal = journal_of(folder)
+    folder: Path
+    append: Append[DropResult]
+    staging: Path
+    publish: Publish
+    settle_s: float
+    announce: WriteLine
+    report: WriteLine
+    model: str = ""
+    terms: str = ""
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    def __post_init__(self) -> None:
+        """Read the journal."""
+        journal = journal_of(self.folder)
         self._last = {result.entry: result for result in journal.read_intact()}
         if note := journal.note_on_damage():
-            report(note)
+            self.report(note)
         self._observed: dict[str, _Observation] = {}
         self._done: dict[str, DropEntry] = {}
         self._reported: dict[str, str] = {}
@@ -288,9 +277,9 @@ class DropFolder:
         """Return all entries by their names, sorted; None for those that cannot be read now."""
         entries: dict[str, DropEntry | None] = {}
         try:
-            paths = sorted(self._folder.iterdir())
+            paths = sorted(self.folder.iterdir())
         except OSError as error:
-            self._report_once("", f"cannot read '{self._folder}': {error.strerror}")
+            self._report_once("", f"cannot read '{self.folder}': {error.strerror}")
             return entries
         for path in paths:
             if path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED:
@@ -308,19 +297,19 @@ class DropFolder:
 
     def _is_paused(self, entry: DropEntry) -> bool:
         until, _ = self._pauses.get(self._model_of(entry), (-math.inf, 0))
-        return self._clock() < until
+        return self.clock() < until
 
     def _model_of(self, entry: DropEntry) -> str:
-        return self._model or entry.model
+        return self.model or entry.model
 
     def _settled(self, entry: DropEntry) -> Mapping[str, str]:
         """Return the digests of an entry's files if they have not changed for `settle_s`, else none."""
         name, previous = entry.path.name, self._observed.get(entry.path.name)
         if previous is None or previous.entry != entry:
-            self._observed[name] = _Observation(entry, self._clock())
+            self._observed[name] = _Observation(entry, self.clock())
             return {}
         # No digests while the file is obviously being written.
-        if self._clock() - previous.since < self._settle_s / (1 if previous.digests else 2):
+        if self.clock() - previous.since < self.settle_s / (1 if previous.digests else 2):
             return {}
         try:
             digests = entry.digests()
@@ -329,7 +318,7 @@ class DropFolder:
             digests = {}
         if digests == previous.digests:
             return digests
-        self._observed[name] = _Observation(entry, self._clock(), digests)
+        self._observed[name] = _Observation(entry, self.clock(), digests)
         return {}
 
     def _handle(self, entry: DropEntry, digests: Mapping[str, str]) -> bool:
@@ -339,12 +328,12 @@ class DropFolder:
             previous
             and previous.stays
             and previous.sha256 == sha256
-            and (previous.version or previous.terms == self._terms)
+            and (previous.version or previous.terms == self.terms)
         ):
             self._done[entry.path.name] = entry
             return True
         try:
-            with copy_entry(entry, digests, self._staging) as copy:
+            with copy_entry(entry, digests, self.staging) as copy:
                 return copy is not None and self._submit(entry, copy, sha256)
         except TEMPORARY as error:
             # The entry is still complete; the next one of its model must wait for it.
@@ -355,14 +344,14 @@ class DropFolder:
     def _pause(self, entry: DropEntry, error: Exception) -> None:
         model = self._model_of(entry)
         pause_s = min(2 * self._pauses.get(model, (0, FIRST_PAUSE_S / 2))[1], MAX_PAUSE_S)
-        self._pauses[model] = (self._clock() + pause_s, pause_s)
-        self._report(
+        self._pauses[model] = (self.clock() + pause_s, pause_s)
+        self.report(
             f"{entry.path.name}: cannot be published now; next attempt in {pause_s:g} s: {_why(error)}"
         )
 
     def _submit(self, entry: DropEntry, copy: Path, sha256: str) -> bool:
         try:
-            model, version = self._publish(self._model_of(entry), copy)
+            model, version = self.publish(self._model_of(entry), copy)
         except TEMPORARY:
             raise
         except Exception as error:  # no single file may stop the watcher or stay
@@ -371,22 +360,22 @@ class DropFolder:
                 text = f"unexpected {type(error).__name__}: {text}"
             elif isinstance(error.__cause__, TEMPORARY):
                 raise TemporaryFailure(text) from error
-            reason = text.replace(str(copy.parent), str(self._folder)).replace("\n", " ")
+            reason = text.replace(str(copy.parent), str(self.folder)).replace("\n", " ")
             reason = reason.encode(errors="replace").decode()
-            is_there = self._move_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
+            is_there = self._move_away(entry, REJECTED, f"-{self.now():%Y%m%dT%H%M%SZ}", reason)
             self._remember(entry, sha256, self._model_of(entry), 0, reason, is_there)
-            self._announce(f"{entry.path.name}: rejected: {reason}")
+            self.announce(f"{entry.path.name}: rejected: {reason}")
         else:
             is_there = self._move_away(entry, PUBLISHED, f"-v{version}")
             self._remember(entry, sha256, model, version, "", is_there)
-            self._announce(f"{entry.path.name}: published as version {version} of '{model}'")
+            self.announce(f"{entry.path.name}: published as version {version} of '{model}'")
         self._pauses.pop(self._model_of(entry), None)
         return True
 
     def _move_away(self, entry: DropEntry, where: str, suffix: str, reason: str = "") -> bool:
         """Move an entry, unless it is a link or was replaced; return whether it is still there."""
         try:
-            with _held_folder(self._folder / where) as folder:
+            with _held_folder(self.folder / where) as folder:
                 target = _free_name(folder, entry.path, suffix)
                 if not entry.is_link:
                     entry.path.rename(target)
@@ -399,7 +388,7 @@ class DropFolder:
                 return entry.is_link
         except OSError as error:
             if os.path.lexists(entry.path):
-                self._report(f"{entry.path.name}: cannot be moved to '{where}' and stays: {_why(error)}")
+                self.report(f"{entry.path.name}: cannot be moved to '{where}' and stays: {_why(error)}")
                 return True
         return False
 
@@ -408,24 +397,24 @@ class DropFolder:
             with path.open("x", encoding="utf-8") as file:  # never through a link of that name
                 file.write(f"{reason}\n")
         except OSError as error:
-            self._report(f"{name}: cannot write the reason of its rejection: {_why(error)}")
+            self.report(f"{name}: cannot write the reason of its rejection: {_why(error)}")
 
     def _remember(
         self, entry: DropEntry, sha256: str, model: str, version: int, reason: str, is_there: bool
     ) -> None:
         name = entry.path.name
-        result = DropResult(self._now(), name, sha256, model, version, reason, is_there, self._terms)
+        result = DropResult(self.now(), name, sha256, model, version, reason, is_there, self.terms)
         self._last[name] = result
         try:
-            self._append(result)
+            self.append(result)
         except OSError as error:
-            self._report(f"{name}: cannot be written to the journal '{JOURNAL}': {error}")
+            self.report(f"{name}: cannot be written to the journal '{JOURNAL}': {error}")
 
     def _report_once(self, name: str, line: str) -> None:
         if self._reported.get(name) != line:
             self._reported[name] = line
             shown = name if name.isprintable() else ascii(name)
-            self._report(f"{shown}: {line}" if name else line)
+            self.report(f"{shown}: {line}" if name else line)
 
 
 def _why(error: Exception) -> str:

@@ -5,10 +5,11 @@ neither the server nor the command.
 """
 
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -166,6 +167,11 @@ class NetworkInput:
     image: str = ""
 
 
+Samples = Sequence[NetworkInput]
+# The outputs by name, for each sample.
+Outputs = Sequence[Arrays]
+
+
 class OutputChange(NamedTuple):
     """A difference from the current version, 0 for none, and its description."""
 
@@ -173,38 +179,88 @@ class OutputChange(NamedTuple):
     text: str
 
 
-class Examination(Protocol):
-    """What the outputs of a network mean; the entry point `examination` of a task is a class like this one.
+class Examination(ABC):
+    """What the outputs of a network mean: the entry point `examination` of a task is a subclass.
 
-    It is called with an `ExaminationRequest` in the process of the examiner, and may raise InvalidConfig.
+    An instance is created in the process of the examiner, which may raise InvalidConfig.
     """
 
+    def __init__(self, request: ExaminationRequest) -> None:
+        self._request = request
+
     @staticmethod
+    @abstractmethod
     def fits(request: ExaminationRequest) -> bool:
         """Return whether the request has the models that the task needs; else the default task is used."""
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
-        """Return the inputs on which the versions are compared; Rejected if there are none."""
+        """Return the inputs on which the versions are compared: the golden images, converted.
 
-    def pair(self, samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
-        """Return two different inputs of one shape, to try a batch of two."""
+        Raises:
+            Rejected: there are none, an image cannot be used, or the network's input does not fit.
+            InvalidConfig: the preprocess model cannot be used.
+        """
+        from nereid.vision.imaging.pipeline import Pipeline
 
-    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-        """Return whether rows have the same outputs in a batch as alone."""
+        assert self._request.preprocess is not None
+        preprocess = ModelConfig.from_file(self._request.preprocess, self._request.preprocess_version)
+        preprocess = replace(preprocess, parameters={**preprocess.parameters, "decode_threads": "1"})
+        pipeline = Pipeline.from_config(preprocess, max_batch_size=1, instances=1)
+        output, network_input = preprocess.outputs[0], config.inputs[0]
+        if len(config.inputs) > 1 or (output.datatype, output.dims) != (
+            network_input.datatype,
+            network_input.dims,
+        ):
+            inputs = ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in config.inputs)
+            raise Rejected(
+                f"preprocessing '{preprocess.name}' returns {output.type_and_dims}, "
+                f"but the network's inputs are {inputs}"
+            )
+        samples, images = [], self._request.limits.images or SAMPLES
+        for title, image in zip(titles(images), images, strict=True):
+            encoded = image.read_bytes()
+            batch = pipeline.run([[encoded]])
+            if isinstance(batch.outcomes[0], ServingError):
+                raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
+            shape = (*([1] if config.max_batch_size else []), *network_input.network_dims)
+            tensor = batch.tensor.copy().reshape(shape)
+            samples.append(NetworkInput(title, {network_input.name: tensor}, encoded))
+        return samples
 
-    def first_run(
-        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> FirstRun:
+    def pair(self, samples: Samples) -> tuple[NetworkInput, NetworkInput]:
+        """Return two different inputs of one shape, to try a batch of two.
+
+        These are the first and last sample or, if their shapes differ, the first one and its mirror image.
+        """
+        first, last = samples[0], samples[-1]
+        (name,) = first.inputs
+        if first is not last and first.inputs[name].shape == last.inputs[name].shape:
+            return first, last
+        mirrored = np.ascontiguousarray(first.inputs[name][..., ::-1])
+        return first, replace(first, inputs={name: mirrored})
+
+    def is_same(self, alone: Outputs, together: Outputs) -> bool:
+        """Return whether rows have the same outputs in a batch as alone, apart from rounding by kernels."""
+        for name in alone[0]:
+            before, after = ([row[name] for row in rows] for rows in (alone, together))
+            if len({array.shape for array in (*before, *after)}) != 1:
+                return False
+            expected, actual = np.concatenate(before), np.concatenate(after)
+            limit = BATCH_TOLERANCE * (np.abs(expected).max(initial=0) or 1.0)
+            if np.abs(actual - expected).max(initial=0) > limit:
+                return False
+        return True
+
+    @abstractmethod
+    def first_run(self, file: OnnxFile, samples: Samples, outputs: Outputs, can_batch: bool) -> FirstRun:
         """Return what a new network returns; Rejected if the outputs cannot be the task's."""
 
-    def notes(
-        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
-    ) -> Iterator[str]:
+    @abstractmethod
+    def notes(self, config: ModelConfig, samples: Samples, outputs: Outputs) -> Iterator[str]:
         """Yield what the user should know about the outputs."""
 
-    def changes(
-        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[OutputChange]:
+    @abstractmethod
+    def changes(self, samples: Samples, before: Outputs, after: Outputs) -> Iterator[OutputChange]:
         """Yield the differences between the outputs of two versions."""
 
 
@@ -216,34 +272,28 @@ class ExaminationFailed(OperationFailed):
     """The examination failed for a reason outside the network."""
 
 
-def examine(
-    request: ExaminationRequest,
-    timeout_s: float | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> Measurements:
-    """Examine a network in a separate process, which ends with this one.
+def examine(request: ExaminationRequest, progress: Callable[[str], None] = lambda line: None) -> Measurements:
+    """Examine a network in a separate process, which ends with this one, or after 60 s and 1 s per 10 MiB.
 
     Args:
         request: the network and its limits.
-        timeout_s: time after which the process is killed; by default 60 s, plus 1 s per 10 MiB.
         progress: receives a line before each step.
 
     Raises:
         Rejected: the network must not be served, crashed the process, or exceeded the time limit.
         ExaminationFailed: the examination itself failed, for example because the `onnx` package is missing.
     """
-    return msgspec.convert(_run(request, timeout_s, progress), Measurements)
+    return msgspec.convert(_run(request, progress), Measurements)
 
 
 def make_first_run(request: ExaminationRequest, progress: Callable[[str], None]) -> FirstRun:
     """Run a network for the first time; arguments and errors as for `examine`."""
-    return msgspec.convert(_run(replace(request, is_first_run=True), None, progress), FirstRun)
+    return msgspec.convert(_run(replace(request, is_first_run=True), progress), FirstRun)
 
 
-def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
-    if timeout_s is None:
-        files = [path for path in request.version_folder.rglob("*") if path.is_file()]
-        timeout_s = TIMEOUT_S + sum(path.stat().st_size for path in files) / BYTES_PER_S
+def _run(request: ExaminationRequest, progress: Callable[[str], None]) -> Any:
+    files = [path for path in request.version_folder.rglob("*") if path.is_file()]
+    timeout_s = TIMEOUT_S + sum(path.stat().st_size for path in files) / BYTES_PER_S
     try:
         kind, content = isolated_child.run(EXAMINER, request.to_json().decode(), timeout_s, progress)
     except isolated_child.NoResult as end:
@@ -267,41 +317,6 @@ def _crash(model: str, end: isolated_child.NoResult) -> OperationFailed:
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return Rejected(f"the examination of '{model}' crashed with {name}{hint}, {text}")
     return ExaminationFailed(f"the examination of '{model}' failed with exit code {end.status}, {text}")
-
-
-def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[NetworkInput]:
-    """Return the golden images as the preprocess model converts them.
-
-    Raises:
-        Rejected: its output does not fit the network's input, or an image cannot be used.
-        InvalidConfig: the preprocess model cannot be used.
-    """
-    from nereid.vision.imaging.pipeline import Pipeline
-
-    assert request.preprocess is not None
-    preprocess = ModelConfig.from_file(request.preprocess, request.preprocess_version)
-    preprocess = replace(preprocess, parameters={**preprocess.parameters, "decode_threads": "1"})
-    pipeline = Pipeline.from_config(preprocess, max_batch_size=1, instances=1)
-    output, network_input = preprocess.outputs[0], config.inputs[0]
-    if len(config.inputs) > 1 or (output.datatype, output.dims) != (
-        network_input.datatype,
-        network_input.dims,
-    ):
-        inputs = ", ".join(f"'{tensor.name}' {tensor.type_and_dims}" for tensor in config.inputs)
-        raise Rejected(
-            f"preprocessing '{preprocess.name}' returns {output.type_and_dims}, "
-            f"but the network's inputs are {inputs}"
-        )
-    samples, images = [], request.limits.images or SAMPLES
-    for title, image in zip(titles(images), images, strict=True):
-        encoded = image.read_bytes()
-        batch = pipeline.run([[encoded]])
-        if isinstance(batch.outcomes[0], ServingError):
-            raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
-        shape = (*([1] if config.max_batch_size else []), *network_input.network_dims)
-        tensor = batch.tensor.copy().reshape(shape)
-        samples.append(NetworkInput(title, {network_input.name: tensor}, encoded))
-    return samples
 
 
 def titles(images: Sequence[Path]) -> list[str]:
@@ -332,26 +347,3 @@ def _random(tensor: TensorSpec, config: ModelConfig, rng: np.random.Generator) -
         return rng.standard_normal(shape).astype(dtype)
     # Integers may be indices into a table of any length; bytes are pixels.
     return rng.integers(0, 256 if dtype == np.uint8 else 2, shape).astype(dtype)
-
-
-def image_pair(samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
-    """Return the first and last sample if they have the same shape, or the first one and its mirror image."""
-    first, last = samples[0], samples[-1]
-    (name,) = first.inputs
-    if first is not last and first.inputs[name].shape == last.inputs[name].shape:
-        return first, last
-    mirrored = np.ascontiguousarray(first.inputs[name][..., ::-1])
-    return first, replace(first, inputs={name: mirrored})
-
-
-def is_close(alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-    """Return whether all numbers are equal, apart from rounding by different kernels."""
-    for name in alone[0]:
-        before, after = ([row[name] for row in rows] for rows in (alone, together))
-        if len({array.shape for array in (*before, *after)}) != 1:
-            return False
-        expected, actual = np.concatenate(before), np.concatenate(after)
-        limit = BATCH_TOLERANCE * (np.abs(expected).max(initial=0) or 1.0)
-        if np.abs(actual - expected).max(initial=0) > limit:
-            return False
-    return True

@@ -31,6 +31,7 @@ from nereid.models.publish.examination import (
     NetworkInput,
     OutputChange,
     Rejected,
+    Samples,
 )
 from nereid.models.publish.isolated_child import Write
 from nereid.repository import onnx_file, onnx_graph
@@ -167,7 +168,7 @@ class OpenedNetwork:
             raise Rejected(f"{self.label} failed on {sample.name}: {outcome}")
         return outcome
 
-    def outputs(self, samples: Sequence[NetworkInput]) -> list[Arrays]:
+    def outputs(self, samples: Samples) -> list[Arrays]:
         """Return the outputs for each sample, which must be finite."""
         results = [self.run(sample) for sample in samples]
         for sample, outputs in zip(samples, results, strict=True):
@@ -263,7 +264,7 @@ def check_headroom(memory_bytes: int, instances: int, available: int) -> None:
         )
 
 
-def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
+def check_half_range(path: Path, samples: Samples) -> None:
     """Reject a network with an FP16 tensor that overflows on a sample; minus infinity may be a mask.
 
     On a CPU, ONNX Runtime computes an FP16 network in FP32 and removes the conversions between its operators,
@@ -340,7 +341,7 @@ def make_first_run(request: ExaminationRequest, progress: Progress) -> FirstRun:
     return replace(result, claimed_by=next(claiming, ""))
 
 
-def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[NetworkInput]) -> bool:
+def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Samples) -> bool:
     """Return whether two rows have the same outputs in one batch as separately."""
     pair = meaning.pair(samples)
     (name,) = pair[0].inputs

@@ -43,9 +43,9 @@ from nereid.models.publish.network import (
     successor,
 )
 from nereid.models.publish.staged_version import Description
-from nereid.models.publish.transaction import OperationJournal, StagedOperation, locked_repository
+from nereid.models.publish.transaction import LockedRepository, StagedOperation, locked_repository
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
+from nereid.models.routes.change import Proposal, Propose, change_with_retry
 from nereid.models.routes.location import RouteFileSnapshot, RouteLocation, find_routes, read_route_file
 from nereid.repository import onnx_file
 from nereid.repository.repository_index import versions_on_disk
@@ -119,9 +119,7 @@ def publish(
     with locked_repository(repository, server_info, report) as locked:
         check_none_active(repository, f"publish a version of '{name}'")
         network, limits = find_network(repository, name), limits or ExaminationLimits()
-        version = NewVersion(
-            network, _current(network, limits.against), _next_version(locked.journal, network)
-        )
+        version = NewVersion(network, _current(network, limits.against), _next_version(locked, network))
         with locked.preparation("publish", network.name, version.number) as staged:
             models, variants = version.successors(repository, share)
             measured = version.stage(staged, source, limits, precision)
@@ -196,7 +194,7 @@ def rollback(repository: Path, name: str, server_info: ServerInfo | None) -> lis
 def _roll_back(location: RouteLocation, propose: Propose, server_info: ServerInfo | None) -> str:
     """Change a route; a server that does not respond reads the change when it starts again."""
     try:
-        return change_with_retry(location, propose, RunningServer.of(server_info), ROLLBACK_TIMEOUT_S)
+        return change_with_retry(location, propose, server_info, ROLLBACK_TIMEOUT_S)
     except NotReached as error:
         return f"{change_with_retry(location, propose, None)}: {error}"
 
@@ -345,11 +343,11 @@ def _current(network: PublishedNetwork, against: int) -> int:
     return current
 
 
-def _next_version(log: OperationJournal, network: PublishedNetwork) -> int:
+def _next_version(locked: LockedRepository, network: PublishedNetwork) -> int:
     """Return the next version number, which no earlier version has used."""
     used = [
         line.operation.version
-        for line in log.events.read()
+        for line in locked.events.read()
         if line.operation.model == network.name and line.event in ("commit", "undo", "done")
     ]
     return max([*used, *versions_on_disk(network.folder)], default=0) + 1
@@ -376,7 +374,7 @@ def _adapt_staged(request: ExaminationRequest, source: Path, report: Callable[[s
     (image,), outputs = document["input"], document["output"]
     names = [image["name"], *(output["name"] for output in outputs)]
     current = onnx_file.network_path(request.current, document)
-    choices = importer.input.repeat_choices(path, current, past, image)
+    choices = importer.repeat_choices(path, current, past, image)
     importer.adapt(path, choices, names=names)
     without_current = dataclasses.replace(request, current=None)
     first_run = examination.make_first_run(
@@ -384,8 +382,7 @@ def _adapt_staged(request: ExaminationRequest, source: Path, report: Callable[[s
     )
     if not first_run.can_batch and int(document.get("max_batch_size", 0)) > 1:
         raise Rejected(
-            f"the network computes one {importer.input.unit} at a time, but the current version computes "
-            "batches"
+            f"the network computes one {importer.unit} at a time, but the current version computes batches"
         )
     path.write_bytes(content)
     adapted = importer.adapt(path, choices, importer.activation(choices, first_run), names)

@@ -63,28 +63,35 @@ class OperationEvent(Struct, frozen=True):
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationJournal:
-    """The journal of a repository, locked; `append` adds one to `events`."""
+class StagedOperation(NamedTuple):
+    """An operation that has begun, and a workspace with its own staging folder."""
 
-    folder: Path
+    operation: RepositoryOperation
+    workspace: Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class LockedRepository:
+    """A repository whose journal is locked; `append` adds one to `events`.
+
+    The staging folder of `workspace` is the journal's: each operation has its own inside it.
+    """
+
     events: Journal[OperationEvent]
     append: Append[OperationEvent]
-
-    def staging(self, operation: RepositoryOperation) -> Path:
-        """Return the folder for the staged and the removed files of an operation."""
-        return self.folder / operation.id
+    workspace: Workspace
 
     def write(self, event: Event, operation: RepositoryOperation, note: str = "") -> None:
         """Append an event; the staged files of a finished operation are removed."""
+        folder = self.workspace.staging
         if operation.kind in FREEING:
-            (self.folder / RESERVE).unlink(missing_ok=True)
+            (folder / RESERVE).unlink(missing_ok=True)
         if event in FINISHED and not operation.actions:
             # Before the line, because the files may fill the disk; without actions, no undo needs them.
-            shutil.rmtree(self.staging(operation), ignore_errors=True)
+            shutil.rmtree(folder / operation.id, ignore_errors=True)
         self.append(OperationEvent(datetime.now(UTC), event, operation, escaped(note)))
         if event in FINISHED:
-            shutil.rmtree(self.staging(operation), ignore_errors=True)
+            shutil.rmtree(folder / operation.id, ignore_errors=True)
 
     def unfinished(self) -> OperationEvent | None:
         """Return the last step of an unfinished operation, None if all are finished.
@@ -96,9 +103,100 @@ class OperationJournal:
         steps = self.events.read()
         return steps[-1] if steps and steps[-1].event not in FINISHED else None
 
+    def begin(self, kind: Kind, model: str, version: int) -> StagedOperation:
+        """Write the start of an operation to the journal."""
+        operation = RepositoryOperation(secrets.token_hex(8), kind, model, version, user_name(os.getuid()))
+        self.write("begin", operation)
+        return self._staged(operation)
+
+    @contextlib.contextmanager
+    def preparation(self, kind: Kind, model: str, version: int) -> Iterator[StagedOperation]:
+        """Begin an operation whose files are staged inside the context; an error there ends it."""
+        staged = self.begin(kind, model, version)
+        try:
+            yield staged
+        except BaseException as error:
+            self.write("undone", staged.operation, str(error))
+            raise
+
+    def commit(self, staged: StagedOperation, actions: tuple[Action, ...]) -> None:
+        """Carry out the actions of an operation; if one fails, undo all of them.
+
+        Raises:
+            OperationFailed: an action failed, and all are undone; `NotReached`: the server has gone away.
+        """
+        operation, workspace = replace(staged.operation, actions=actions), staged.workspace
+        self.write("commit", operation)
+        try:
+            for action in actions:
+                action.do(workspace)
+        except NotReached:
+            raise
+        except Exception as error:
+            self.write("undo", operation, str(error))
+            workspace.report(f"failed, undoing all steps: {error}")
+            self._undo(StagedOperation(operation, workspace), str(error))
+            raise OperationFailed(f"'{operation}' failed and was undone: {error}") from error
+        except KeyboardInterrupt:
+            workspace.report(f"'{operation}' was interrupted; the next publish, add or retire finishes it")
+            raise
+        self.write("done", operation)
+
+    def undo_earlier(self, kind: Kind, model: str, version: int, actions: tuple[Action, ...]) -> None:
+        """Undo actions that an earlier operation has done.
+
+        Raises:
+            VariantInUse: a variant to be removed receives requests; a version to be retired then stays.
+            OperationFailed: the server refuses.
+        """
+        operation, workspace = self.begin(kind, model, version)
+        operation = replace(operation, actions=actions)
+        self.write("undo", operation)
+        self._undo(StagedOperation(operation, workspace))
+
+    def recover(self) -> None:
+        """Finish or undo the operation of a killed command; OperationFailed if neither is possible now."""
+        if not (step := self.unfinished()):
+            return
+        operation, report = step.operation, self.workspace.report
+        staged = self._staged(operation)
+        report(f"recovery: '{operation}' of {step.time:%Y-%m-%d %H:%M:%S} UTC was not finished")
+        try:
+            if step.event == "begin":
+                self.write("undone", operation, "recovered")
+            elif step.event == "commit":
+                self.commit(staged, operation.actions)
+            else:
+                self._undo(staged, step.note)
+        except OperationFailed as error:
+            if self.unfinished():
+                raise
+            report(str(error))
+        report(f"recovery: '{operation}' is {self.events.read()[-1].event}")
+
+    def _undo(self, staged: StagedOperation, note: str = "") -> None:
+        operation, workspace = staged
+        try:
+            for action in reversed(operation.actions):
+                action.undo(workspace)
+        except VariantInUse as error:
+            # Variants are removed first, so nothing is missing yet.
+            if operation.kind == "retire":
+                self.write("undone", operation, str(error))
+            raise
+        # Retiring a version undoes its publication, and removing a model undoes its addition.
+        self.write("done" if operation.kind in FREEING else "undone", operation, note)
+
+    def _staged(self, operation: RepositoryOperation) -> StagedOperation:
+        staging = self.workspace.staging / operation.id
+        staging.mkdir(exist_ok=True)
+        return StagedOperation(operation, dataclasses.replace(self.workspace, staging=staging))
+
 
 @contextlib.contextmanager
-def opened_journal(repository: Path) -> Iterator[OperationJournal]:
+def opened_journal(
+    repository: Path, server_info: ServerInfo | None = None, report: Callable[[str], None] = print
+) -> Iterator[LockedRepository]:
     """Open a repository's journal under its lock: no other command can change the set of models.
 
     Raises:
@@ -113,10 +211,10 @@ def opened_journal(repository: Path) -> Iterator[OperationJournal]:
             "renamed into it; fix: move the repository into a folder of that mount"
         )
     folder.mkdir(exist_ok=True)
-    steps = Journal(folder / "journal.jsonl", OperationEvent, "nereid publish")
-    with steps.locked() as append:
+    events = Journal(folder / "journal.jsonl", OperationEvent, "nereid publish")
+    with events.locked() as append:
         try:
-            yield OperationJournal(folder, steps, append)
+            yield LockedRepository(events, append, Workspace(repository, folder, server_info, report))
         finally:
             _reserve(folder / RESERVE)
 
@@ -126,110 +224,6 @@ def _reserve(path: Path) -> None:
     with contextlib.suppress(OSError):
         if not path.exists() or path.stat().st_size < RESERVE_BYTES:
             path.write_bytes(os.urandom(RESERVE_BYTES))  # a file system may compress zeros
-
-
-class StagedOperation(NamedTuple):
-    """An operation that has begun, and a workspace with its own staging folder."""
-
-    operation: RepositoryOperation
-    workspace: Workspace
-
-
-@dataclass(frozen=True, slots=True)
-class LockedRepository:
-    """A repository whose journal and lock are held, and its workspace, which has no staging folder yet."""
-
-    journal: OperationJournal
-    workspace: Workspace
-
-    def begin(self, kind: Kind, model: str, version: int) -> StagedOperation:
-        """Write the start of an operation to the journal."""
-        operation = RepositoryOperation(secrets.token_hex(8), kind, model, version, user_name(os.getuid()))
-        self.journal.write("begin", operation)
-        return self._staged(operation)
-
-    @contextlib.contextmanager
-    def preparation(self, kind: Kind, model: str, version: int) -> Iterator[StagedOperation]:
-        """Begin an operation whose files are staged inside the context; an error there ends it."""
-        staged = self.begin(kind, model, version)
-        try:
-            yield staged
-        except BaseException as error:
-            self.journal.write("undone", staged.operation, str(error))
-            raise
-
-    def commit(self, staged: StagedOperation, actions: tuple[Action, ...]) -> None:
-        """Carry out the actions of an operation; if one fails, undo all of them.
-
-        Raises:
-            OperationFailed: an action failed, and all are undone; `NotReached`: the server has gone away.
-        """
-        operation, workspace = replace(staged.operation, actions=actions), staged.workspace
-        self.journal.write("commit", operation)
-        try:
-            for action in actions:
-                action.do(workspace)
-        except NotReached:
-            raise
-        except Exception as error:
-            self.journal.write("undo", operation, str(error))
-            workspace.report(f"failed, undoing all steps: {error}")
-            self._undo(StagedOperation(operation, workspace), str(error))
-            raise OperationFailed(f"'{operation}' failed and was undone: {error}") from error
-        except KeyboardInterrupt:
-            workspace.report(f"'{operation}' was interrupted; the next publish, add or retire finishes it")
-            raise
-        self.journal.write("done", operation)
-
-    def undo_earlier(self, kind: Kind, model: str, version: int, actions: tuple[Action, ...]) -> None:
-        """Undo actions that an earlier operation has done.
-
-        Raises:
-            VariantInUse: a variant to be removed receives requests; a version to be retired then stays.
-            OperationFailed: the server refuses.
-        """
-        operation, workspace = self.begin(kind, model, version)
-        operation = replace(operation, actions=actions)
-        self.journal.write("undo", operation)
-        self._undo(StagedOperation(operation, workspace))
-
-    def recover(self) -> None:
-        """Finish or undo the operation of a killed command; OperationFailed if neither is possible now."""
-        if not (step := self.journal.unfinished()):
-            return
-        operation, report = step.operation, self.workspace.report
-        staged = self._staged(operation)
-        report(f"recovery: '{operation}' of {step.time:%Y-%m-%d %H:%M:%S} UTC was not finished")
-        try:
-            if step.event == "begin":
-                self.journal.write("undone", operation, "recovered")
-            elif step.event == "commit":
-                self.commit(staged, operation.actions)
-            else:
-                self._undo(staged, step.note)
-        except OperationFailed as error:
-            if self.journal.unfinished():
-                raise
-            report(str(error))
-        report(f"recovery: '{operation}' is {self.journal.events.read()[-1].event}")
-
-    def _undo(self, staged: StagedOperation, note: str = "") -> None:
-        operation, workspace = staged
-        try:
-            for action in reversed(operation.actions):
-                action.undo(workspace)
-        except VariantInUse as error:
-            # Variants are removed first, so nothing is missing yet.
-            if operation.kind == "retire":
-                self.journal.write("undone", operation, str(error))
-            raise
-        # Retiring a version undoes its publication, and removing a model undoes its addition.
-        self.journal.write("done" if operation.kind in FREEING else "undone", operation, note)
-
-    def _staged(self, operation: RepositoryOperation) -> StagedOperation:
-        staging = self.journal.staging(operation)
-        staging.mkdir(exist_ok=True)
-        return StagedOperation(operation, dataclasses.replace(self.workspace, staging=staging))
 
 
 @contextlib.contextmanager
@@ -249,9 +243,8 @@ def locked_repository(
             f"{server_info.model_control_mode}; fix: nereid serve without that option, or stop the server "
             "first"
         )
-    with opened_journal(repository) as log:
-        locked = LockedRepository(log, Workspace(repository, log.folder, server_info, report))
-        if note := log.events.note_on_damage():
+    with opened_journal(repository, server_info, report) as locked:
+        if note := locked.events.note_on_damage():
             report(note)
         locked.recover()
         yield locked

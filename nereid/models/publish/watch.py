@@ -111,15 +111,9 @@ def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
             )
 
 
-def staging_for(folder: Path, repository: Path) -> Path:
-    """Return the folder for copies of entries, which other users could change if they were in `folder`."""
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    return files.state_folder(repository) / f"drop-{name}"
-
-
 def watch(
     folder: Path,
-    staging: Path,
+    repository: Path,
     publish: Publish,
     *,
     settle_s: float,
@@ -130,12 +124,15 @@ def watch(
     """Publish networks that appear in a folder until SIGINT or SIGTERM; finish a running publication first.
 
     A second signal ends it immediately; the next command repairs the repository from its journal. Without
-    `is_polling`, it waits for filesystem events. `staging` is a private folder for published copies.
+    `is_polling`, it waits for filesystem events.
 
     Raises:
         OperationFailed: another `nereid watch` watches the folder.
     """
     folder = folder.resolve()
+    # The copies of entries are beside the repository, because others could change them in `folder`.
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    staging = files.state_folder(repository) / f"drop-{name}"
     with journal_of(folder).locked(LOCK_TIMEOUT_S) as append:
         stop = StopFlag()
         drops = DropFolder(

@@ -29,7 +29,6 @@ from nereid.models.routes.change import (
     SERVED_STATUS,
     Proposal,
     Propose,
-    RunningServer,
     Superseded,
     change,
     change_with_retry,
@@ -43,7 +42,7 @@ from nereid.models.routes.location import (
     load_current_route,
     read_route_file,
 )
-from nereid.server.model_control import NotReached
+from nereid.server.model_control import ModelControl, NotReached
 from nereid.server.run_dir import ServerInfo
 
 HOOK_TIMEOUT_S = 60.0
@@ -239,7 +238,7 @@ class Controller:
 
     def _begin(self, rollout: Rollout) -> None:
         self._measurement = None
-        server, current = RunningServer(self._server_info()), read_route_file(self._location)
+        server_info, current = self._server_info(), read_route_file(self._location)
         if not rollout.intended:
             if rollout.sha256 and current.sha256 != rollout.sha256:
                 self._pause_for_edit(rollout, current)
@@ -249,7 +248,7 @@ class Controller:
         propose = self._guard(rollout, rollout.intended or current.sha256)
         try:
             planned = plan(self._location, propose)
-            self._log(f"rollout {change(self._location, propose, server)}")
+            self._log(f"rollout {change(self._location, propose, server_info)}")
         except _Edited:
             self._pause_for_edit(rollout, read_route_file(self._location))
         except (_Overtaken, Superseded):
@@ -257,7 +256,7 @@ class Controller:
         except NotReached:
             raise
         except (OperationFailed, InvalidConfig) as error:
-            self._on_refusal(rollout, server, str(error))
+            self._on_refusal(rollout, server_info, str(error))
         else:
             loaded = planned.loaded if planned.is_needed else planned.current
             self._write(rollout, "begin", sha256=loaded.sha256)
@@ -296,13 +295,13 @@ class Controller:
 
         return propose
 
-    def _on_refusal(self, rollout: Rollout, server: RunningServer, reason: str) -> None:
+    def _on_refusal(self, rollout: Rollout, server_info: ServerInfo, reason: str) -> None:
         """Roll back if the candidate is not ready; another refusal is not the candidate's fault."""
         route = read_route_file(self._location).route()
         candidate = next(
             (variant for variant in route.variants if variant.name == rollout.plan.candidate), None
         )
-        if candidate and server.is_ready(candidate.model, candidate.version):
+        if candidate and ModelControl(server_info).is_ready(candidate.model, candidate.version):
             self._say(reason)
             self._write(rollout, "pause", ("the server does not serve the step, see the log",))
         else:
@@ -310,22 +309,24 @@ class Controller:
 
     def _withdraw(self, rollout: Rollout) -> None:
         """Take all traffic from the candidate; without a server, the file is changed for its next start."""
-        server, reasons = RunningServer.of(self._find_server()), rollout.reasons
+        server_info, reasons = self._find_server(), rollout.reasons
         try:
-            text = self._withdraw_traffic(rollout, server)
+            text = self._withdraw_traffic(rollout, server_info)
         except ControlGone as error:
             text, reasons = f"{self._location.name}: {error}", (*reasons, str(error))
         else:
-            status, _ = served_status(server, self._location.name, read_route_file(self._location).sha256)
-            if server and status != SERVED_STATUS:
+            status, _ = served_status(
+                server_info, self._location.name, read_route_file(self._location).sha256
+            )
+            if server_info and status != SERVED_STATUS:
                 raise NotReached(f"the route without the candidate is {status}")
         self._log(f"rollout {text}")
         self._write(rollout, "end", reasons)
 
-    def _withdraw_traffic(self, rollout: Rollout, server: RunningServer | None) -> str:
+    def _withdraw_traffic(self, rollout: Rollout, server_info: ServerInfo | None) -> str:
         """Change the route file, even if the server does not respond; return a line about it."""
         try:
-            return change_with_retry(self._location, propose_withdrawal(rollout), server)
+            return change_with_retry(self._location, propose_withdrawal(rollout), server_info)
         except NotReached:
             return change_with_retry(self._location, propose_withdrawal(rollout), None)
 

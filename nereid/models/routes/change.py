@@ -62,42 +62,17 @@ class ServedRouteStatus:
     breakers: Mapping[tuple[str, str], str]
 
 
-class RunningServer:
-    """A server on this machine, read through gRPC and its metrics page.
-
-    All methods raise `OperationFailed` if the server does not respond within `timeout_s`.
-    """
-
-    def __init__(self, server_info: ServerInfo, timeout_s: float = RESPONSE_TIMEOUT_S) -> None:
-        self._server_info = server_info
-        self._timeout_s = timeout_s
-        self._model_control = ModelControl(server_info, timeout_s)
-
-    @classmethod
-    def of(cls, server_info: ServerInfo | None) -> "RunningServer | None":
-        """Return the server described by `server_info`, None without one."""
-        return cls(server_info) if server_info else None
-
-    def is_ready(self, model: str, version: int) -> bool:
-        """Return whether a version of a model accepts requests."""
-        return self._model_control.is_ready(model, version)
-
-    def route_status(self, route: str) -> ServedRouteStatus:
-        """Return the route files and breakers that the server uses for a route."""
-        return read_served_status(read_samples(self._server_info, route, self._timeout_s), route)
-
-
 def served_status(
-    server: RunningServer | None, route: str, sha256: str
+    server_info: ServerInfo | None, route: str, sha256: str
 ) -> tuple[str, ServedRouteStatus | None]:
     """Return whether the server uses the route file with this SHA-256, and the details it reports.
 
     The status is `SERVED_STATUS`, or a phrase that says why not.
     """
-    if server is None:
+    if server_info is None:
         return NO_SERVER_STATUS, None
     try:
-        served = server.route_status(route)
+        served = read_served_status(read_samples(server_info, route), route)
     except OperationFailed as error:
         return f"not confirmed: {error}", None
     if served.sha256s == {sha256}:
@@ -344,7 +319,7 @@ def plan(location: RouteLocation, propose: Propose) -> PlannedChange:
 def change(
     location: RouteLocation,
     propose: Propose,
-    server: RunningServer | None,
+    server_info: ServerInfo | None,
     is_offline: bool = False,
     wait_s: float = SERVED_TIMEOUT_S,
 ) -> str:
@@ -360,24 +335,27 @@ def change(
         OSError: a file cannot be read or written.
     """
     if not (planned := plan(location, propose)).is_needed:
-        return _nothing_to_change(location, planned.current, server)
-    if server is None and not is_offline:
+        return _nothing_to_change(location, planned.current, server_info)
+    if server_info is None and not is_offline:
         raise no_server(location.repository, ", or write the route with --offline")
     with location.history.locked() as append:
         # Again under the lock, as another command may have changed the route.
         if not (planned := plan(location, propose)).is_needed:
-            return _nothing_to_change(location, planned.current, server)
-        if server:
-            route_file.check_ready(planned.loaded.route, server.is_ready)
+            return _nothing_to_change(location, planned.current, server_info)
+        if server_info:
+            route_file.check_ready(planned.loaded.route, ModelControl(server_info).is_ready)
         _write(location, planned, append)
     summary = f"{location.name}: {describe(planned.loaded.route)}"
-    if server is None:
+    if server_info is None:
         return f"{summary}, written without a server"
-    return f"{summary}, served after {_wait_served(location, planned.loaded, server, wait_s):.1f} s"
+    return f"{summary}, served after {_wait_served(location, planned.loaded, server_info, wait_s):.1f} s"
 
 
 def change_with_retry(
-    location: RouteLocation, propose: Propose, server: RunningServer | None, wait_s: float = SERVED_TIMEOUT_S
+    location: RouteLocation,
+    propose: Propose,
+    server_info: ServerInfo | None,
+    wait_s: float = SERVED_TIMEOUT_S,
 ) -> str:
     """Change a route, and try again if another change follows before the server uses this one.
 
@@ -385,14 +363,14 @@ def change_with_retry(
     """
     for _ in range(MAX_ATTEMPTS - 1):
         with contextlib.suppress(Superseded):
-            return change(location, propose, server, is_offline=True, wait_s=wait_s)
-    return change(location, propose, server, is_offline=True, wait_s=wait_s)
+            return change(location, propose, server_info, is_offline=True, wait_s=wait_s)
+    return change(location, propose, server_info, is_offline=True, wait_s=wait_s)
 
 
 def _nothing_to_change(
-    location: RouteLocation, current: RouteFileSnapshot, server: RunningServer | None
+    location: RouteLocation, current: RouteFileSnapshot, server_info: ServerInfo | None
 ) -> str:
-    status = f", {served_status(server, location.name, current.sha256)[0]}" if server else ""
+    status = f", {served_status(server_info, location.name, current.sha256)[0]}" if server_info else ""
     return f"{location.name}: nothing to change, {describe(current.route())}{status}"
 
 
@@ -408,10 +386,12 @@ def _write(location: RouteLocation, planned: PlannedChange, append: Append[Route
         raise OperationFailed(f"wrote '{location.path}', but not its history: {error.strerror}") from None
 
 
-def _wait_served(location: RouteLocation, loaded: LoadedRoute, server: RunningServer, wait_s: float) -> float:
+def _wait_served(
+    location: RouteLocation, loaded: LoadedRoute, server_info: ServerInfo, wait_s: float
+) -> float:
     begin, written = time.monotonic(), f"wrote generation {loaded.route.generation} of '{location.path}'"
     while True:
-        status, _ = served_status(server, location.name, loaded.sha256)
+        status, _ = served_status(server_info, location.name, loaded.sha256)
         passed_s = time.monotonic() - begin
         if status == SERVED_STATUS:
             return passed_s

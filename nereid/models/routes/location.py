@@ -3,6 +3,7 @@
 A history records every content of its route file. Its lock also guards changes of that file.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,6 +161,16 @@ def find_routes(repository: Path) -> list[RouteLocation]:
     return [
         _location(repository / name) for name, config in configs.items() if config.get("backend") == ROUTE
     ]
+
+
+def readable_routes(repository: Path) -> dict[str, Route]:
+    """Return the routes whose files can be read; `nereid check` gives the reasons for the others."""
+    routes, (configs, _) = dict[str, Route](), _configs(repository)
+    for name, config in configs.items():
+        if config.get("backend") == ROUTE:
+            with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
+                routes[name] = read_route_file(_location(repository / name)).route()
+    return routes
 
 
 def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from nereid.base import prometheus_text
 from nereid.base.prometheus_text import MetricLabels, counter, gauge
-from nereid.server.ports import unusable_port, why_unusable
+from nereid.server.ports import unusable_port
 
 # Age at which a model's last answer expires: an idle model is probed after 4 to 8 s, and may take 5 s.
 MAX_ANSWER_AGE_S = 14.0
@@ -185,8 +185,6 @@ def serve(page_of: Callable[[str], HttpPage], host: str, port: int, name: str) -
     Raises:
         ServerError: the port, called `name` in the message, cannot be used.
     """
-    if port and (reason := why_unusable(host, port)):
-        raise unusable_port(name, host, port, reason)
     try:
         server = _Server((host, port), _handler(page_of))
     except OSError as error:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from msgspec import Struct
@@ -161,74 +162,63 @@ class ProbeStrikes:
     """
 
     def __init__(self) -> None:
-        self.dead: list[str] = []
-        self._since: dict[str, list[float]] = {}
+        self.dead: dict[str, None] = {}
+        self._last_at: dict[str, float] = {}
 
     def add(self, instance: str, now_s: float, is_stopped: bool = False) -> bool:
         """Count a strike; return whether the instance is now dead."""
-        recent = [then for then in self._since.get(instance, ()) if now_s - then < STRIKES_WITHIN_S]
-        self._since[instance] = [*recent, now_s]
-        is_dead = bool(recent) or is_stopped
-        if is_dead and instance not in self.dead:
-            self.dead.append(instance)
+        is_dead = is_stopped or now_s - self._last_at.get(instance, -inf) < STRIKES_WITHIN_S
+        self._last_at[instance] = now_s
+        if is_dead:
+            self.dead[instance] = None
         return is_dead
 
     def clear(self, instance: str) -> None:
         """Remove all strikes of an instance, for example after its repair."""
-        self._since.pop(instance, None)
-        if instance in self.dead:
-            self.dead.remove(instance)
+        self._last_at.pop(instance, None)
+        self.dead.pop(instance, None)
 
 
-class ProcessesToKill:
-    """Processes of old instances, and the times when they are killed.
+class OldProcesses:
+    """Processes of old instances, to which Triton sends no new requests.
 
-    Requests that failed on a dead stub keep its model's old instances alive forever (Triton 24.10).
+    After a change of the number of instances, the replaced processes exit after their last request, and one
+    that dies is not repaired. After a repair, they may not: requests that failed on a dead stub keep its
+    model's old instances alive forever (Triton 24.10). `kill_at` maps such processes to the time.
     """
 
     def __init__(self) -> None:
-        self.due_at: dict[Process, float] = {}
+        self.kill_at: dict[Process, float] = {}
+        self._replaced: dict[Process, tuple[str, float]] = {}
 
-    def add(self, processes: Collection[Process], now_s: float) -> None:
-        """Add processes that a repair has replaced."""
-        self.due_at |= dict.fromkeys(processes, now_s + KILL_AFTER_S)
+    def is_replaced(self, process: Process) -> bool:
+        """Return whether a change of the number of instances has replaced a process."""
+        return process in self._replaced
+
+    def add_replaced(self, model: str, processes: Collection[Process], now_s: float) -> None:
+        """Add the processes of a model that a change of its number of instances has replaced."""
+        self._replaced |= dict.fromkeys(processes, (model, now_s))
+
+    def add_repaired(self, processes: Collection[Process], now_s: float) -> None:
+        """Add the processes that a repair has replaced, to be killed after a while."""
+        self.kill_at |= dict.fromkeys(processes, now_s + KILL_AFTER_S)
 
     def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
-        """Forget the processes without a state; return those to kill, and the number of zombies."""
-        self.due_at = {process: due_at for process, due_at in self.due_at.items() if process in states}
-        running = {process: due_at for process, due_at in self.due_at.items() if states[process] != ZOMBIE}
-        late = [process for process, due_at in running.items() if due_at < now_s]
-        return late, len(self.due_at) - len(running)
-
-
-class ReplacedProcesses:
-    """Processes of old instances after a change of their number; they exit after their last request.
-
-    Triton sends them no new requests, so one that dies is not repaired.
-    """
-
-    def __init__(self) -> None:
-        self._since: dict[Process, tuple[str, float]] = {}
-
-    def __contains__(self, process: object) -> bool:
-        return process in self._since
-
-    def add(self, model: str, processes: Collection[Process], now_s: float) -> None:
-        """Add the processes that new instances of a model have replaced."""
-        self._since |= dict.fromkeys(processes, (model, now_s))
-
-    def update(self, states: Mapping[Process, str], now_s: float) -> list[Process]:
-        """Forget the processes without a state; return those that Triton will never end.
-
-        A zombie that remains keeps all old instances of its model alive.
-        """
-        self._since = {process: about for process, about in self._since.items() if process in states}
+        """Forget the processes without a state; return those to kill now, and the number of zombies."""
+        self._replaced = {process: about for process, about in self._replaced.items() if process in states}
+        # A zombie that remains keeps all old instances of its model alive.
         stuck = {
             model
-            for process, (model, since) in self._since.items()
+            for process, (model, since) in self._replaced.items()
             if states[process] == ZOMBIE and now_s - since > KILL_AFTER_S
         }
-        return [process for process, (model, _) in self._since.items() if model in stuck]
+        for process, (model, _) in self._replaced.items():
+            if model in stuck:
+                self.kill_at.setdefault(process, now_s + KILL_AFTER_S)
+        self.kill_at = {process: due_at for process, due_at in self.kill_at.items() if process in states}
+        running = {process: due_at for process, due_at in self.kill_at.items() if states[process] != ZOMBIE}
+        late = [process for process, due_at in running.items() if due_at < now_s]
+        return late, len(self.kill_at) - len(running)
 
 
 def touch(folder: Path) -> bool:
@@ -283,7 +273,7 @@ class Supervisor:
         self._failed: list[Stub] = []
         self._reported: set[Process] = set()
         self._stopped: set[str] = set()
-        self._to_kill, self._replaced = ProcessesToKill(), ReplacedProcesses()
+        self._old = OldProcesses()
         self._pending: dict[int, str] = {}
         self._probes = 0
         self._is_repairing = False
@@ -294,16 +284,16 @@ class Supervisor:
     @property
     def processes(self) -> set[Process]:
         """The processes whose states the next call of `see` needs."""
-        return {*self._stubs.processes, *self._to_kill.due_at}
+        return {*self._stubs.processes, *self._old.kill_at}
 
     def processes_of(self, model: str) -> list[Process]:
         """Return the processes of a model, without those that a change of its instances has replaced."""
         processes = [stub.process for stub in self._stubs.stubs_of_model(model)]
-        return [process for process in processes if process not in self._replaced]
+        return [process for process in processes if not self._old.is_replaced(process)]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
         """Return whether only instances remain that a stopping server never ends."""
-        left_over = self._to_kill.due_at.keys()
+        left_over = self._old.kill_at.keys()
         return bool(left_over) and all(stub.process in left_over for stub in living)
 
     def see(
@@ -328,20 +318,18 @@ class Supervisor:
             process for process in processes if process in self._reported or process.pid in failed
         }
         self._failed = [stub for stub in self._stubs.filter_active(self._reported) if self._is_served(stub)]
-        stuck = self._replaced.update(states, now_s)
-        self._to_kill.add([process for process in stuck if process not in self._to_kill.due_at], now_s)
-        late, count = self._to_kill.update(states, now_s)
+        late, count = self._old.update(states, now_s)
         commands: Commands = [Kill(process) for process in late]
         if dead and found is None:  # a new stub may have taken its place meanwhile
             return [*commands, FindStubs(), *self._seek_repair(now_s)]
         self._dead = dead
         # A repair would not free them.
-        count += sum(stub.process not in self._to_kill.due_at for stub in dead)
+        count += sum(stub.process not in self._old.kill_at for stub in dead)
         if count >= MAX_DEAD_PROCESSES:
             commands += self.end(f"{count} dead instances still occupy its threads and memory")
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
-        in_use = self._stubs.filter_active(stopped - self._to_kill.due_at.keys())
-        self._stopped = {stub.instance for stub in in_use if stub.process not in self._replaced}
+        in_use = self._stubs.filter_active(stopped - self._old.kill_at.keys())
+        self._stopped = {stub.instance for stub in in_use if not self._old.is_replaced(stub.process)}
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
         broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
         if self._repair:  # a new stub runs for a second before it can respond
@@ -447,7 +435,7 @@ class Supervisor:
 
     def change_instances(self, model: str, old: Collection[Process], now_s: float) -> Commands:
         """Record that Triton changed a model's number of instances; the processes `old` will exit."""
-        self._replaced.add(model, old, now_s)
+        self._old.add_replaced(model, old, now_s)
         self._renewed(model, now_s)
         return []
 
@@ -460,7 +448,7 @@ class Supervisor:
 
     def _is_served(self, stub: Stub) -> bool:
         is_ready = self.ready is None or stub.version in self.ready.get(stub.model, ())
-        return is_ready and stub.process not in self._replaced
+        return is_ready and not self._old.is_replaced(stub.process)
 
     def _instances(self, model: str) -> int:
         stubs = self._stubs.stubs_of_versions(model, (self.ready or {}).get(model, ()))
@@ -492,12 +480,13 @@ class Supervisor:
     def _mark_former_replaced(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up processes from before the last repair if others run; report a changed instance count."""
         former, in_use = self._of(model).former, self._stubs.stubs_of_versions(model, versions)
-        replaced = [stub for stub in in_use if stub.process in former and stub.process not in self._replaced]
+        of_former = [stub for stub in in_use if stub.process in former]
+        replaced = [stub for stub in of_former if not self._old.is_replaced(stub.process)]
         old = {stub.instance_key for stub in replaced}
         new = {stub.instance_key for stub in in_use if stub.process not in former}
         if not new:
             return []
-        self._replaced.add(model, former, now_s)
+        self._old.add_replaced(model, former, now_s)
         lost = ", ".join(sorted(instance for _, _, instance in old - new))
         change = f"{len(new)} instance(s) instead of {len(old)}"
         return [Log(f"model '{model}' has {change}: the repair started no new {lost}")] if lost else []
@@ -506,7 +495,7 @@ class Supervisor:
         model = self._of(reload.model)
         old = [stub.process for stub in self._stubs.stubs_of_versions(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
-            self._to_kill.add(old, now_s)
+            self._old.add_repaired(old, now_s)
             return self.end(f"a stub of '{reload.model}' died, and this mode does not allow loading models")
         pause_s = model.back_off.record_failure(now_s)
         self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
@@ -522,7 +511,8 @@ class Supervisor:
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.
-        self._to_kill.add([process for process in repair.old if process in dead or not is_refused], now_s)
+        replaced = [process for process in repair.old if process in dead or not is_refused]
+        self._old.add_repaired(replaced, now_s)
 
     def _renewed(self, model: str, now_s: float) -> None:
         """Forget what is known about the former processes of a model."""

@@ -24,7 +24,6 @@ from nereid.backends.triton.stub_processes import Process, Stub
 from nereid.server.autoscaling import InstanceController
 from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.model_control import ModelControl, NotReached, Refused
-from nereid.server.run_dir import ServerInfo
 from nereid.server.supervision import supervisor
 from nereid.server.supervision.health import ServerHealth
 from nereid.server.supervision.supervisor import Command, Commands, Supervisor
@@ -185,15 +184,9 @@ def read_counts(statistics: Mapping[str, Any]) -> tuple[dict[str, set[int]], dic
 class Watchdog:
     """Supervises one server while the context is open."""
 
-    def __init__(
-        self,
-        server: EmbeddedServer,
-        server_info: ServerInfo,
-        health: ServerHealth,
-        log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, server: EmbeddedServer, health: ServerHealth, log: Callable[[str], None]) -> None:
         self._server, self._health, self._log = server, health, log
-        self._options, self._model_control = server.options, ModelControl(server_info)
+        self._options, self._model_control = server.options, ModelControl(server.info())
         self._supervisor, self._lock = Supervisor(server.options.model_control_mode), threading.Lock()
         self._observing, self._exits = threading.RLock(), ExitWaiter()
         self._found_at = self._changed_at = float("-inf")
@@ -205,18 +198,21 @@ class Watchdog:
         self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
         self._last_error = ""
         # One load of a model at a time, so that a repair and a change of instances know what they replace.
-        self._loading, self._is_adapting = threading.Lock(), False
+        self._loading, self._has_noted_mode = threading.Lock(), False
         self._instances = InstanceController(
-            server_info, health, self._processes_of, self._change_instances, self._say
+            server.info(), health, self._processes_of, self._change_instances, self._say
         )
         self.restart_reason = ""
+        steps = [self._observe_processes, self._poll_models, self._repair]
+        if self._options.model_control_mode == "explicit":
+            steps.append(self._instances.step)
         self._threads = [
             threading.Thread(target=self._repeat, args=[step], name=step.__name__, daemon=True)
-            for step in (self._observe_processes, self._poll_models, self._repair)
+            for step in steps
         ]
 
     def __enter__(self) -> "Watchdog":
-        for thread in [*self._threads]:  # one of them may add another
+        for thread in self._threads:
             thread.start()
         return self
 
@@ -315,8 +311,10 @@ class Watchdog:
         if not self._is_closed.is_set():
             self._health.record_round_start(server_failure, models)
             self._health.record_answers(answered, started_at)
-        if self._instances.discover(ready):
-            self._adapt()
+        mode = self._options.model_control_mode
+        if self._instances.discover(ready) and mode != "explicit" and not self._has_noted_mode:
+            self._has_noted_mode = True
+            self._say(f"numbers of instances stay: expected --model-control-mode explicit, got {mode}")
         self._handle(lambda now_s: self._supervisor.start_round(ready, models, due))
         self._probe_soon.wait(max(0.0, POLL_INTERVAL_S - (time.monotonic() - started_at)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
@@ -332,18 +330,6 @@ class Watchdog:
             with self._lock:
                 self._activity.record_probe(probe.model, failure is None)
             self._handle(partial(self._supervisor.end_probe, probe, failure, started_at))
-
-    def _adapt(self) -> None:
-        """Start the thread that adapts numbers of instances, unless it is running."""
-        if self._is_adapting or self._is_closed.is_set():
-            return
-        self._is_adapting = True
-        if (mode := self._options.model_control_mode) != "explicit":
-            self._say(f"numbers of instances stay: expected --model-control-mode explicit, got {mode}")
-            return
-        name, steps = "adapt_instances", [self._instances.step]
-        self._threads.append(threading.Thread(target=self._repeat, args=steps, name=name, daemon=True))
-        self._threads[-1].start()
 
     def _processes_of(self, model: str) -> list[Process]:
         with self._lock:

@@ -211,7 +211,7 @@ def remember(
 
 async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Compare an answer to the same key with the true class, and count the result once."""
-    body = await gateway.uploads.read_json(request, gateway.settings.default_timeout_s, Feedback)
+    body = await gateway.uploads.read_json(request, Feedback)
     rated = gateway.recent_predictions.rate(_name(request.key_id, body.request_id, body.image), body.label)
     if rated is None:
         raise Failure(

@@ -12,15 +12,14 @@ import numpy as np
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import (
-    Arrays,
+    Examination,
     ExaminationRequest,
     FirstRun,
     NetworkInput,
     OutputChange,
+    Outputs,
     Rejected,
-    golden_samples,
-    image_pair,
-    is_close,
+    Samples,
     random_samples,
 )
 from nereid.models.publish.importing.graph_edits import Activation
@@ -39,13 +38,8 @@ PROBABILITIES, INDEPENDENT = "probabilities", "independent probabilities"
 NUMBER, VECTOR = "one number", "a vector of length 1 (an embedding), as the network returns it"
 
 
-class ScoreExamination:
+class ScoreExamination(Examination):
     """Outputs that are returned to callers unchanged."""
-
-    pair, is_same = staticmethod(image_pair), staticmethod(is_close)
-
-    def __init__(self, request: ExaminationRequest) -> None:
-        self._request = request
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
@@ -54,11 +48,9 @@ class ScoreExamination:
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the golden images if the model has preprocessing, otherwise random inputs."""
-        return golden_samples(self._request, config) if self._request.preprocess else random_samples(config)
+        return super().samples(config) if self._request.preprocess else random_samples(config)
 
-    def first_run(
-        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> FirstRun:
+    def first_run(self, file: OnnxFile, samples: Samples, outputs: Outputs, can_batch: bool) -> FirstRun:
         """Return the kind of the scores and the top classes."""
         (name,) = outputs[0]
         for sample, arrays in zip(samples, outputs, strict=True):
@@ -74,9 +66,7 @@ class ScoreExamination:
         top = tuple(_top(row, labels) for row in rows)
         return FirstRun(can_batch, *meaning_of(rows, last_operator(file.model, name)), top)
 
-    def notes(
-        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
-    ) -> Iterator[str]:
+    def notes(self, config: ModelConfig, samples: Samples, outputs: Outputs) -> Iterator[str]:
         """Yield a note for each output for images, or with labels, whose scores are not probabilities."""
         noted = set[str]()
         for entry, arrays in product(config.document.get("output", ()), outputs):
@@ -93,9 +83,7 @@ class ScoreExamination:
                     f"got {total:.3g}; fix: append a softmax with nereid add --activation softmax"
                 )
 
-    def changes(
-        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[OutputChange]:
+    def changes(self, samples: Samples, before: Outputs, after: Outputs) -> Iterator[OutputChange]:
         """Yield the largest difference of each output."""
         tolerance = self._request.limits.tolerance
         for sample, olds, news in zip(samples, before, after, strict=True):

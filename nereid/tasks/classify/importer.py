@@ -12,7 +12,7 @@ from nereid.models.publish.examination import FirstRun
 from nereid.models.publish.importing import adaptation
 from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.importing.graph_edits import Activation
-from nereid.models.publish.importing.model_importer import InputKind
+from nereid.models.publish.importing.model_importer import ModelImporter, ScreenRows
 from nereid.models.publish.importing.network_facts import (
     ULTRALYTICS,
     ExporterSettings,
@@ -20,17 +20,15 @@ from nereid.models.publish.importing.network_facts import (
     Size,
     ultralytics_size,
 )
-from nereid.models.publish.importing.serving_settings import ImageInput, ServingSettings, read_rows
+from nereid.models.publish.importing.serving_settings import ServingSettings, read_rows
 from nereid.tasks.classify.examination import NUMBER
 from nereid.vision.inference.signature import Signature
 
 
-class ClassifierImporter:
+class ClassifierImporter(ModelImporter):
     """Networks that return FP32 [N, classes]; the default task for files that no other task recognises."""
 
     name, rank, results = "classify", 10, "top_classes"
-    input: InputKind = ImageInput()
-    has_one_form = leaves_out_by_score = False
 
     @staticmethod
     def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
@@ -82,9 +80,7 @@ class ClassifierImporter:
             )
         return first_run.activation if rule == "auto" else rule
 
-    def rows(
-        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
-    ) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, first_run: FirstRun, activation: Activation) -> ScreenRows:
         """Return the number of classes and the kind of the scores; logits are not probabilities."""
         is_raw = activation == "none" and first_run.activation == "softmax"
         meaning = "values as the network returns them" if is_raw else first_run.meaning

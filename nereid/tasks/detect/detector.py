@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.model_config import ModelConfig, ServedTensor
 from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.errors import InvalidConfig
 from nereid.base.units import split_lines
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import InputSize, NetworkOutput
+from nereid.tasks.detect.layouts import InputSize
 from nereid.tasks.detect.outputs import iou, match
 from nereid.vision.imaging.decode import ImageLimits, read_upright_size
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -110,7 +110,7 @@ class ObjectFinder:
         prepared = PreprocessSettings.from_config(preprocess)
         transform = prepared.transform
         outputs = [
-            NetworkOutput(tensor.name, tensor.datatype, tensor.network_dims) for tensor in config.inputs
+            ServedTensor(tensor.name, tensor.datatype, tensor.network_dims) for tensor in config.inputs
         ]
         tensors = {tensor.name: tensor for tensor in config.inputs}
         try:

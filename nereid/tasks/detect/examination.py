@@ -1,6 +1,6 @@
 """Detector outputs, compared as the objects that callers receive."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +10,14 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import ServingError
 from nereid.models.publish.examination import (
     Arrays,
+    Examination,
     ExaminationRequest,
     FirstRun,
     NetworkInput,
     OutputChange,
+    Outputs,
     Rejected,
-    golden_samples,
-    image_pair,
-    is_close,
+    Samples,
 )
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects
@@ -32,10 +32,8 @@ SHOWN = 10
 SEARCHED = 0.5
 
 
-class ObjectExamination:
+class ObjectExamination(Examination):
     """Outputs that a `boxes` model converts to objects."""
-
-    pair, is_same = staticmethod(image_pair), staticmethod(is_close)
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
@@ -45,35 +43,25 @@ class ObjectExamination:
     def __init__(self, request: ExaminationRequest) -> None:
         """Read the `boxes` model; raises InvalidConfig if it does not match the network."""
         assert request.after is not None
-        self._request = request
+        super().__init__(request)
         self._detector = ObjectFinder.from_config(ModelConfig.from_file(request.after, request.after_version))
         threshold = self._detector.score_threshold
         self._lenient = replace(self._detector, score_threshold=threshold * SEARCHED)
 
-    def samples(self, config: ModelConfig) -> list[NetworkInput]:
-        """Return the golden images."""
-        return golden_samples(self._request, config)
-
-    def first_run(
-        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> FirstRun:
+    def first_run(self, file: OnnxFile, samples: Samples, outputs: Outputs, can_batch: bool) -> FirstRun:
         """Return the objects in each image."""
         for case in zip(samples, outputs, strict=True):
             self._check_meaning(*case)
         objects = (self._find(self._detector, *pair) for pair in zip(samples, outputs, strict=True))
         return FirstRun(can_batch, results=tuple(map(self._named, objects)))
 
-    def notes(
-        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
-    ) -> Iterator[str]:
+    def notes(self, config: ModelConfig, samples: Samples, outputs: Outputs) -> Iterator[str]:
         """Yield a note if no object is found, because such an image tests nothing."""
         for sample, arrays in zip(samples, outputs, strict=True):
             if not len(self._find(self._detector, sample, arrays).scores):
                 yield f"no object is found in {sample.name}; fix: --images with photos of your objects"
 
-    def changes(
-        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[OutputChange]:
+    def changes(self, samples: Samples, before: Outputs, after: Outputs) -> Iterator[OutputChange]:
         """Yield each object's difference: in score or, if larger, 1 - IoU of its box."""
         for case in zip(samples, before, after, strict=True):
             yield from self._changes(*case)

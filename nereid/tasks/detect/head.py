@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nereid.base.config.model_config import ServedTensor
 from nereid.base.errors import InferenceFailed
 from nereid.tasks.detect.layouts import (
     ANCHORS_PER_CELL,
@@ -13,7 +14,6 @@ from nereid.tasks.detect.layouts import (
     Candidates,
     InputSize,
     Layout,
-    NetworkOutput,
     Rows,
     grid_cells,
     used_rows,
@@ -41,7 +41,7 @@ class Head:
     """
 
     name: str
-    outputs: tuple[NetworkOutput, ...]
+    outputs: tuple[ServedTensor, ...]
     input_size: InputSize
 
     @property
@@ -94,7 +94,7 @@ class Head:
 
 
 def find_head(
-    outputs: Sequence[NetworkOutput], input_size: InputSize, name: str = "", labels: int = 0
+    outputs: Sequence[ServedTensor], input_size: InputSize, name: str = "", labels: int = 0
 ) -> Head:
     """Return a network's head.
 
@@ -123,7 +123,7 @@ def find_head(
     raise UnknownHead(f"expected the outputs of a detector, got {_described(outputs)}; known: {layouts}")
 
 
-def _named(outputs: Sequence[NetworkOutput], input_size: InputSize, name: str) -> Head:
+def _named(outputs: Sequence[ServedTensor], input_size: InputSize, name: str) -> Head:
     if name not in LAYOUTS:
         raise UnknownHead(f"invalid head: expected one of {', '.join(LAYOUTS)}, got '{name}'")
     roles = LAYOUTS[name].find(outputs)
@@ -172,6 +172,6 @@ def _cells(cells: int, input_size: InputSize, got: int) -> str:
     return f"expected {cells:,} anchors, one per cell of {size} pixels with strides 8, 16, 32, got {got:,}"
 
 
-def _described(outputs: Sequence[NetworkOutput]) -> str:
+def _described(outputs: Sequence[ServedTensor]) -> str:
     shapes = (f"'{name}' {datatype.removeprefix('TYPE_')} {['N', *dims]}" for name, datatype, dims in outputs)
     return ", ".join(shapes).replace("'N'", "N") or "none"

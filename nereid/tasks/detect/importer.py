@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nereid.base.config.model_config import ServedTensor
 from nereid.base.contract import MAX_OBJECTS
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames, PostprocessStep
@@ -11,7 +12,7 @@ from nereid.models.publish.examination import FirstRun
 from nereid.models.publish.importing import adaptation
 from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.importing.graph_edits import COLOURS, Activation, add_batch
-from nereid.models.publish.importing.model_importer import InputKind
+from nereid.models.publish.importing.model_importer import ModelImporter, ScreenRows
 from nereid.models.publish.importing.network_facts import (
     ANY_SIZE,
     ULTRALYTICS,
@@ -21,19 +22,13 @@ from nereid.models.publish.importing.network_facts import (
     literal,
     ultralytics_size,
 )
-from nereid.models.publish.importing.serving_settings import (
-    ImageInput,
-    ServedTensor,
-    ServingSettings,
-    is_grey,
-    read_input,
-)
+from nereid.models.publish.importing.serving_settings import ServingSettings, is_grey, read_input
 from nereid.models.publish.staged_version import LABELS
 from nereid.repository import onnx_file
 from nereid.repository.check import CheckStatus, Profile
 from nereid.tasks.detect.detector import OUTPUTS, ObjectFinder
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import LAYOUTS, InputSize, NetworkOutput
+from nereid.tasks.detect.layouts import LAYOUTS, InputSize
 from nereid.vision.imaging.preprocess_settings import PRESETS
 from nereid.vision.inference.signature import Signature
 
@@ -52,24 +47,21 @@ USUAL_SIZE = (640, 640)
 def lacks_batch_dimension(signature: Signature) -> bool:
     """Return whether results have no batch dimension, as with torchvision's detectors."""
     outputs = [
-        NetworkOutput(name, tensor.datatype, tensor.shape) for name, tensor in signature.outputs.items()
+        ServedTensor(name, tensor.datatype, tensor.shape) for name, tensor in signature.outputs.items()
     ]
     ranks = [len(tensor.shape) for tensor in signature.inputs.values()]
     return ranks in ([3], [4]) and bool(LAYOUTS["torchvision"].find(outputs))
 
 
-def usual_size(signature: Signature) -> Size:
-    """Return the size for a network that resizes its images itself; zeros for other networks."""
-    is_tensorflow = LAYOUTS["tensorflow"].find([NetworkOutput(name, "", ()) for name in signature.outputs])
-    return USUAL_SIZE if is_tensorflow or lacks_batch_dimension(signature) else ANY_SIZE
-
-
-class DetectorImporter:
+class DetectorImporter(ModelImporter):
     """Networks that return boxes; a model of the `boxes` backend converts their outputs to objects."""
 
     name, rank, results = "detect", 20, "objects"
-    input: InputKind = ImageInput(usual_size)
-    has_one_form = leaves_out_by_score = False
+
+    def usual_size(self, signature: Signature) -> Size:
+        """Return the size for a network that resizes its images itself; zeros for other networks."""
+        is_tensorflow = LAYOUTS["tensorflow"].find([ServedTensor(name, "", ()) for name in signature.outputs])
+        return USUAL_SIZE if is_tensorflow or lacks_batch_dimension(signature) else ANY_SIZE
 
     @staticmethod
     def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
@@ -128,9 +120,8 @@ class DetectorImporter:
             if not signature.outputs[output.name].can_batch:
                 got = onnx_file.describe(signature.outputs[output.name])
                 raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {got}")
-        used = tuple(ServedTensor(*output) for output in head.outputs)
         form = head.classes, head.name, head.layout.preprocessing
-        return ServingSettings(image, used, is_channels_last, is_grey(facts.signature), *form)
+        return ServingSettings(image, head.outputs, is_channels_last, is_grey(facts.signature), *form)
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return an ensemble whose post-processing is a model of the `boxes` backend."""
@@ -140,13 +131,7 @@ class DetectorImporter:
         step = PostprocessStep(f"{names.route}_boxes", "boxes", results, parameters)
         return Addition(names, settings, last=step)
 
-    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
-        """Return none, because the head knows which outputs are probabilities."""
-        return "none"
-
-    def rows(
-        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
-    ) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, first_run: FirstRun, activation: Activation) -> ScreenRows:
         """Return the head and the maximum number of objects."""
         classes = f"{settings.classes} classes" if settings.classes else "any number of classes"
         return [("head", f"{settings.head}, {classes}"), ("objects", f"at most {MAX_OBJECTS} per image")]
@@ -160,8 +145,8 @@ def _object(found: Mapping[str, Any]) -> str:
     return f"{found['label']} {found['score']:.2f} at {', '.join(f'{side:.0f}' for side in found['box'])}"
 
 
-def _outputs(signature: Signature) -> list[NetworkOutput]:
-    return [NetworkOutput(name, about.datatype, about.shape[1:]) for name, about in signature.outputs.items()]
+def _outputs(signature: Signature) -> list[ServedTensor]:
+    return [ServedTensor(name, about.datatype, about.shape[1:]) for name, about in signature.outputs.items()]
 
 
 def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[ServedTensor, Head, bool]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nereid.base.config.model_config import ServedTensor
 from nereid.base.task_outputs import softmax
 
 # Pixels per cell of the grids that YOLO networks predict on.
@@ -175,15 +176,7 @@ TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detectio
 ANCHORS_PER_CELL = 3
 
 
-class NetworkOutput(NamedTuple):
-    """An output of a network: name, Triton datatype, dims without the batch, -1 for variable ones."""
-
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
-
-
-Find = Callable[[Sequence[NetworkOutput]], tuple[NetworkOutput, ...]]
+Find = Callable[[Sequence[ServedTensor]], tuple[ServedTensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +211,7 @@ def grid_cells(input_size: InputSize, strides_px: Sequence[int] = STRIDES_PX) ->
 def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Find:
     """Find the only output with two dims, if they match; some exports also return the grids."""
 
-    def find(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+    def find(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
         matrices = [output for output in outputs if len(output.dims) == 2]
         return tuple(matrices) if len(matrices) == 1 and fits(matrices[0].dims) else ()
 
@@ -229,7 +222,7 @@ _find_rows = _matrix(lambda dims: dims[1] > 5)
 _find_columns = _matrix(lambda dims: dims[0] > 4)
 
 
-def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+def _find_queries(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
     """Return logits [Q, K] and boxes [Q, 4]; other outputs, such as hidden states, are skipped."""
     matrices = [output for output in outputs if len(output.dims) == 2]
     boxes = [box for box in matrices if box.dims[1] == 4 or (box.dims[1] < 0 and "box" in box.name.lower())]
@@ -243,7 +236,7 @@ def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]
     return logits[0], boxes[0]
 
 
-def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+def _find_torchvision(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
     """Return boxes [M, 4], scores [M], classes [M]; names and order depend on the exporter."""
     kinds = {(output.datatype, output.dims[1:] if output.dims else (0,)): output for output in outputs}
     expected = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
@@ -252,12 +245,12 @@ def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, 
     )
 
 
-def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+def _find_tensorflow(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
     by_name = {output.name.rpartition("/")[2].partition(":")[0]: output for output in outputs}
     return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
 
 
-def _find_nms(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+def _find_nms(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
     """Return [M, 6 or 7], or [M, 5] and classes [M], or count, boxes [M, 4], scores [M], classes [M]."""
     matrices = [output for output in outputs if len(output.dims) == 2]
     vectors = [output for output in outputs if len(output.dims) == 1 and output.dims != (1,)]

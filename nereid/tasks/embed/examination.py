@@ -1,6 +1,6 @@
 """Embeddings of an added or published network: their length, and their angle to the current version's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -8,14 +8,14 @@ import numpy as np
 from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import (
     Arrays,
+    Examination,
     ExaminationRequest,
     FirstRun,
     NetworkInput,
     OutputChange,
+    Outputs,
     Rejected,
-    golden_samples,
-    image_pair,
-    is_close,
+    Samples,
 )
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks.embed.outputs import cosine_distances
@@ -28,13 +28,8 @@ LARGEST_COMPONENT = 0.9
 SAME = 0.999
 
 
-class VectorExamination:
+class VectorExamination(Examination):
     """Vectors that are returned to callers unchanged."""
-
-    pair, is_same = staticmethod(image_pair), staticmethod(is_close)
-
-    def __init__(self, request: ExaminationRequest) -> None:
-        self._request = request
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
@@ -42,13 +37,7 @@ class VectorExamination:
         outputs, rows = request.document.get("output", ()), int(request.document.get("max_batch_size", 0))
         return request.preprocess is not None and len(outputs) == 1 and rows > 0
 
-    def samples(self, config: ModelConfig) -> list[NetworkInput]:
-        """Return the golden images."""
-        return golden_samples(self._request, config)
-
-    def first_run(
-        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> FirstRun:
+    def first_run(self, file: OnnxFile, samples: Samples, outputs: Outputs, can_batch: bool) -> FirstRun:
         """Return whether the vectors have length 1, and each image's cosines with the others."""
         rows = [_row(sample, arrays) for sample, arrays in zip(samples, outputs, strict=True)]
         cosines = tuple(
@@ -64,9 +53,7 @@ class VectorExamination:
             return FirstRun(can_batch, "none", f"{dims}, length 1", cosines)
         return FirstRun(can_batch, "normalize", dims, cosines)
 
-    def notes(
-        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
-    ) -> Iterator[str]:
+    def notes(self, config: ModelConfig, samples: Samples, outputs: Outputs) -> Iterator[str]:
         """Yield a note for each pair of images with practically the same vector."""
         rows = [_row(*pair) for pair in zip(samples, outputs, strict=True)]
         for (one, left), (other, right) in combinations(zip(samples, rows, strict=True), 2):
@@ -76,9 +63,7 @@ class VectorExamination:
                     "check the preprocessing with --preview"
                 )
 
-    def changes(
-        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[OutputChange]:
+    def changes(self, samples: Samples, before: Outputs, after: Outputs) -> Iterator[OutputChange]:
         """Yield (1 - cosine) / 2 of each image's vectors, as reported by shadows."""
         lowest = 1 - 2 * self._request.limits.tolerance
         for sample, *versions in zip(samples, before, after, strict=True):
@@ -95,7 +80,7 @@ class VectorExamination:
             yield OutputChange((1 - cosine) / 2, text)
 
 
-def are_embeddings(outputs: Sequence[Arrays]) -> bool:
+def are_embeddings(outputs: Outputs) -> bool:
     """Return whether an image network of unknown task returns embeddings, that is vectors of length 1.
 
     A row of probabilities has length 1 only if one class is certain. Logits and independent probabilities

@@ -1,6 +1,6 @@
 """Embeddings: one output with a vector per image, normalised to length 1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,16 @@ from nereid.models.publish.examination import FirstRun
 from nereid.models.publish.importing import adaptation
 from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.importing.graph_edits import Activation
-from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.importing.serving_settings import ImageInput, ServingSettings, read_rows
+from nereid.models.publish.importing.model_importer import ModelImporter, ScreenRows
+from nereid.models.publish.importing.network_facts import NetworkFacts, Size
+from nereid.models.publish.importing.serving_settings import ServingSettings, read_rows
 from nereid.vision.inference.signature import Signature
 
 
-class UnlabelledImages(ImageInput):
-    """Whole images for a network without classes."""
+class EmbedderImporter(ModelImporter):
+    """Networks that return FP32 [N, D]."""
+
+    name, rank, results, labels_are = "embed", 5, "cosines", ""
 
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return none; names in the file belong to a layer that was removed."""
@@ -27,19 +30,6 @@ class UnlabelledImages(ImageInput):
         """Reject labels."""
         if labels:
             raise WrongUsage("an embedding has no classes; fix: leave out --labels")
-
-
-class EmbedderImporter:
-    """Networks that return FP32 [N, D]."""
-
-    name, rank, results = "embed", 5, "cosines"
-    input = UnlabelledImages(labels_are="")
-    has_one_form = leaves_out_by_score = False
-
-    @staticmethod
-    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
-        """Return None, because Ultralytics has no such task."""
-        return None
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task; after a first run, `claims` may also decide."""
@@ -70,9 +60,7 @@ class EmbedderImporter:
             )
         return "none" if "none" in (choices.activation, first_run.activation) else "normalize"
 
-    def rows(
-        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
-    ) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, first_run: FirstRun, activation: Activation) -> ScreenRows:
         """Return the number of dimensions and the vector length."""
         length = ", length 1" if activation == "normalize" else ""
         return [("embedding", first_run.meaning + length)]

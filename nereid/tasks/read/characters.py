@@ -1,13 +1,12 @@
 """A recogniser's characters, the decoding of its outputs to text, and the record of a line."""
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from nereid.base.errors import InvalidConfig
+from nereid.base.protobuf_messages import message_class
 from nereid.base.units import split_lines
 
 
@@ -35,10 +34,8 @@ BLANK = 0
 MIN_OTHER = 0.05
 # Metadata key of the dictionary in PP-OCR's ONNX files: one character per line.
 KEY = "character"
-# ONNX protobuf field numbers: ModelProto.metadata_props; StringStringEntryProto.key and .value.
-METADATA, ENTRY_KEY, ENTRY_VALUE = 14, 1, 2
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-MAX_VARINT_BYTES = 10
+# The part of ONNX's schema that has the metadata. Source: onnx/onnx.proto.
+SCHEMA = {"Model": {"metadata": (14, "Entry*")}, "Entry": {"key": (1, ""), "value": (2, "")}}
 
 
 class Characters:
@@ -57,9 +54,12 @@ class Characters:
         Raises:
             InvalidConfig: the file has none.
         """
+        from google.protobuf.message import DecodeError
+
         try:
-            text = read_metadata(path).get(KEY)
-        except (OSError, ValueError, IndexError) as error:
+            model = message_class(SCHEMA).FromString(path.read_bytes())
+            text = {entry.key: entry.value for entry in model.metadata}.get(KEY)
+        except (OSError, ValueError, DecodeError) as error:
             raise InvalidConfig(f"cannot read the characters of '{path}': {error}") from None
         if not text:
             raise InvalidConfig(
@@ -95,56 +95,3 @@ class Characters:
             named = np.where(is_known, next_index, len(self) - 1)
             others = ["".join(self._characters[row[keep]]) for row, keep in zip(named, kept, strict=True)]
         return [*zip(texts, means.tolist(), others, strict=True)]
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read an ONNX file's metadata without the ONNX package; the network itself is skipped.
-
-    Raises:
-        ValueError, IndexError: the file is not a protobuf message.
-    """
-    metadata = {}
-    with path.open("rb") as file:
-        while file.peek(1):
-            field_number, kind = _tag(file)
-            if field_number == METADATA and kind == BYTES:
-                entry = _entry(file.read(_varint(file)))
-                metadata[entry.get(ENTRY_KEY, b"").decode()] = entry.get(ENTRY_VALUE, b"").decode()
-            else:
-                _skip(file, kind)
-    return metadata
-
-
-def _entry(message: bytes) -> dict[int, bytes]:
-    file, fields = io.BytesIO(message), {}
-    while file.tell() < len(message):
-        field_number, _ = _tag(file)
-        fields[field_number] = file.read(_varint(file))
-    return fields
-
-
-def _tag(file: BinaryIO) -> tuple[int, int]:
-    key = _varint(file)
-    return key >> 3, key & 7
-
-
-def _varint(file: BinaryIO) -> int:
-    value = 0
-    for position in range(MAX_VARINT_BYTES):
-        byte = file.read(1)[0]
-        value |= (byte & 0x7F) << 7 * position
-        if byte < 0x80:
-            return value
-    raise ValueError(f"expected a number of at most {MAX_VARINT_BYTES} bytes, got more")
-
-
-def _skip(file: BinaryIO, kind: int) -> None:
-    if kind == VARINT:
-        _varint(file)
-    elif kind in (FIXED64, FIXED32):
-        file.seek(8 if kind == FIXED64 else 4, 1)
-    elif kind == BYTES:
-        size = _varint(file)
-        file.seek(size, 1)
-    else:
-        raise ValueError(f"expected a protobuf message, got a field of kind {kind}")

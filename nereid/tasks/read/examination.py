@@ -12,11 +12,14 @@ from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish.examination import (
     Arrays,
+    Examination,
     ExaminationRequest,
     FirstRun,
     NetworkInput,
     OutputChange,
+    Outputs,
     Rejected,
+    Samples,
 )
 from nereid.models.publish.importing.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile, network_path
@@ -34,7 +37,7 @@ ROUNDING = 0.01
 MAX_BATCH_ERRORS = 0.1
 
 
-class LineExamination:
+class LineExamination(Examination):
     """Outputs that a reader converts to text."""
 
     @staticmethod
@@ -46,7 +49,7 @@ class LineExamination:
     def __init__(self, request: ExaminationRequest) -> None:
         """Open the reader; raises InvalidConfig if a file has no characters."""
         assert request.pinned is not None
-        self._request = request
+        super().__init__(request)
         self._reader = ModelConfig.from_file(request.pinned, 1)
         self._settings = self._reader.settings(ReadingSettings)
         self._new = Characters.from_file(network_path(request.version_folder, request.document))
@@ -69,7 +72,7 @@ class LineExamination:
             raise Rejected(f"golden images {names}: expected lines of text, found none; fix: --images")
         return inputs
 
-    def pair(self, samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
+    def pair(self, samples: Samples) -> tuple[NetworkInput, NetworkInput]:
         """Return the two widest lines at the same width; if there is only one, the second is half of it."""
         (name,) = samples[0].inputs
         first, *others = sorted(samples, key=lambda sample: -sample.inputs[name].shape[-1])
@@ -79,7 +82,7 @@ class LineExamination:
         padded[..., : second.shape[-1]] = second
         return first, replace(first, inputs={name: padded})
 
-    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
+    def is_same(self, alone: Outputs, together: Outputs) -> bool:
         """Return whether the lines have the same text, except for a few characters."""
         expected, got = (
             "\n".join(self._decoded(self._new, "a batch of lines", row)[0] for row in rows)
@@ -87,24 +90,18 @@ class LineExamination:
         )
         return error_rate(expected, got) <= MAX_BATCH_ERRORS
 
-    def first_run(
-        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
-    ) -> FirstRun:
+    def first_run(self, file: OnnxFile, samples: Samples, outputs: Outputs, can_batch: bool) -> FirstRun:
         """Return the lines of text, and whether their probabilities need a softmax."""
         texts = self._texts(self._new, samples, outputs)
         return FirstRun(can_batch, self._activation(outputs), results=tuple(map(tuple, texts.values())))
 
-    def notes(
-        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
-    ) -> Iterator[str]:
+    def notes(self, config: ModelConfig, samples: Samples, outputs: Outputs) -> Iterator[str]:
         """Yield a note for an image without text, because such an image tests nothing."""
         for image, lines in self._texts(self._new, samples, outputs).items():
             if not lines:
                 yield f"no text is read in {Path(image).name}; fix: --images with text as you read it"
 
-    def changes(
-        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[OutputChange]:
+    def changes(self, samples: Samples, before: Outputs, after: Outputs) -> Iterator[OutputChange]:
         """Yield the character error rate of each image."""
         old, new = self._texts(self._old, samples, before), self._texts(self._new, samples, after)
         for image, lines in old.items():
@@ -136,9 +133,7 @@ class LineExamination:
         detect, direction = (_opened(self._reader.sibling(*part)) for part in parts)
         return lambda encoded: cut_lines(encoded, detect, direction, limits)
 
-    def _texts(
-        self, characters: Characters, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
-    ) -> dict[str, list[str]]:
+    def _texts(self, characters: Characters, samples: Samples, outputs: Outputs) -> dict[str, list[str]]:
         """Return the lines that the reader would return for each image; empty for an image without lines."""
         lines: dict[str, list[str]] = {str(path): [] for path in self._images}
         for sample, arrays in zip(samples, outputs, strict=True):
@@ -161,7 +156,7 @@ class LineExamination:
         index, probability, *_ = (outputs[output["name"]] for output in self._request.document["output"])
         return index, probability
 
-    def _activation(self, outputs: Sequence[Arrays]) -> Activation:
+    def _activation(self, outputs: Outputs) -> Activation:
         """Return softmax if the best values of the steps are not probabilities."""
         values = np.concatenate([self._best(output)[1].ravel() for output in outputs])
         return "none" if values.min() > 0 and values.max() <= 1 + ROUNDING else "softmax"

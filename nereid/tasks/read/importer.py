@@ -1,23 +1,24 @@
 """Reading: a recogniser of text lines behind a model of the `text_reader` backend."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nereid.backends.routing.assignment import parse_route
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY, copy_models
-from nereid.base.config.model_config import ModelConfig, read_pbtxt
+from nereid.base.config.model_config import ModelConfig, ServedTensor, read_pbtxt
 from nereid.base.errors import InvalidConfig, WrongUsage
-from nereid.models.publish.configs import ModelNames
+from nereid.models.publish.configs import Addition, ModelNames
 from nereid.models.publish.examination import FirstRun
 from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.importing.graph_edits import Activation
-from nereid.models.publish.importing.model_importer import InputKind
+from nereid.models.publish.importing.model_importer import ModelImporter
 from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.importing.serving_settings import ServedTensor, ServingSettings
+from nereid.models.publish.importing.serving_settings import ServingSettings
 from nereid.models.publish.staged_version import Description
 from nereid.repository import onnx_file, pbtxt
-from nereid.repository.check import CheckStatus, Profile, verdicts
+from nereid.repository.check import Profile, verdicts
 from nereid.repository.repository_index import config_files, served_versions
 from nereid.tasks.read import READER_BYTES, dictionary, recogniser
 from nereid.tasks.read.characters import Characters
@@ -33,16 +34,12 @@ from nereid.vision.inference import network_file
 from nereid.vision.inference.signature import Signature
 
 
-def check(profile: Profile, name: str) -> Iterator[tuple[CheckStatus, str]]:
+def _reader_problems(profile: Profile, name: str) -> Iterator[str]:
     """Yield a text reader's problems that prevent a load, and its differences from the plain config.
 
     Raises:
         InvalidConfig: a parameter is invalid, or a network is missing.
     """
-    return verdicts(_reader_problems(profile, name), "its networks exist, and their tensors fit")
-
-
-def _reader_problems(profile: Profile, name: str) -> Iterator[str]:
     config = profile.config(name, 1)
     settings = config.settings(ReadingSettings)
     for part, (model, version) in settings.parts.items():
@@ -61,6 +58,7 @@ def _reader_problems(profile: Profile, name: str) -> Iterator[str]:
     yield from profile.differences_from_plain(name, {*settings.parts.values()})
 
 
+check = partial(verdicts, _reader_problems, "its networks exist, and their tensors fit")
 DETECT, DIRECTION = "text_detect", "text_direction"
 PART_BY_MODEL = {DETECT: "detect", DIRECTION: "direction"}
 NETWORK, PINNED, ROUTE = "text_recognise", "read_text_v1", "read_text"
@@ -69,11 +67,8 @@ COMMENT = "# Lines of text in; the best characters of each step, and their proba
 BEST = [[("TYPE_FP32", 2)] * count + [("TYPE_INT64", 2)] * count for count in (1, 2)]
 
 
-class ReaderModels(NamedTuple):
+class ReaderModels(Addition):
     """A recogniser with a public name, and the networks that find lines for it."""
-
-    names: ModelNames
-    settings: ServingSettings
 
     @property
     def labelled(self) -> set[str]:
@@ -131,11 +126,14 @@ def _like(model: str, name: str, change: Callable[[Any], None]) -> Iterator[tupl
         yield "" if path.parent == folder else path.stem, pbtxt.rewrite(text, config)
 
 
-class TextLineInput:
-    """Lines of text as the reader cuts them out of an image."""
+class ReaderImporter(ModelImporter):
+    """Networks that return the characters of lines, [N, T, C], or only the best ones."""
 
-    unit, labels_are, is_reader = "line", "characters", True
-    samples: tuple[Path, ...] = (PARCEL_LABEL,)
+    name, rank, results = "read", 0, "lines"
+    # Lines are dropped by the probabilities of their characters.
+    has_one_form = leaves_out_by_score = True
+    unit, labels_are, process_bytes = "line", "characters", READER_BYTES
+    samples = (PARCEL_LABEL,)
 
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return the characters."""
@@ -188,24 +186,6 @@ class TextLineInput:
             output=past.output, activation=past.activation, labels=labels, labels_from=dictionary.CURRENT
         )
 
-    def instance_bytes(self, network_bytes: int) -> int:
-        """Return the memory of a process that reads text."""
-        return READER_BYTES
-
-
-class ReaderImporter:
-    """Networks that return the characters of lines, [N, T, C], or only the best ones."""
-
-    name, rank, results = "read", 0, "lines"
-    input: InputKind = TextLineInput()
-    # Lines are dropped by the probabilities of their characters.
-    has_one_form = leaves_out_by_score = True
-
-    @staticmethod
-    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
-        """Return None, because Ultralytics has no recognisers."""
-        return None
-
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters and the outputs suit a recogniser."""
         kinds = sorted((output.datatype, len(output.shape)) for output in facts.signature.outputs.values())
@@ -246,12 +226,6 @@ class ReaderImporter:
                 "lines in a batch; fix: export it with a variable batch, in which no line changes another one"
             )
         return first_run.activation if choices.activation == "auto" else choices.activation
-
-    def rows(
-        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
-    ) -> list[tuple[str, str]]:
-        """Return nothing, because the characters are shown as labels."""
-        return []
 
     def shown(self, results: Sequence[Any]) -> str:
         """Return the lines of text."""

@@ -11,7 +11,7 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.importing.adaptation import Adapted, NetworkChoices, change_file, rename_file
 from nereid.models.publish.importing.graph_edits import (
     Activation,
-    add_number,
+    add_constant,
     dims,
     fit_runtimes,
     free_batch,
@@ -178,7 +178,7 @@ def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
     batch, steps = (scores.type.tensor_type.shape.dim[axis].dim_param or None for axis in (0, 1))
     del model.graph.output[:]
     for rank, pair in enumerate(OUTPUTS):
-        at = add_number(model, f"rank_{rank}", rank)
+        at = add_constant(model, f"rank_{rank}", rank)
         for preferred, source, kind in zip(pair, (top_index, top), KINDS, strict=True):
             name = free_name(model, preferred)
             nodes.append(helper.make_node("Gather", [source, at], [name], axis=2))

@@ -9,7 +9,6 @@ cache lines and crash if these are not aligned. The written weights are therefor
 `ALIGNMENT`.
 """
 
-import functools
 import os
 import re
 import shutil
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnxruntime
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from nereid.base import files
 from nereid.base.errors import InvalidConfig
 from nereid.base.processes import return_memory
+from nereid.base.protobuf_messages import message_class
 from nereid.vision.inference import version_state
 from nereid.vision.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
 
@@ -41,14 +40,13 @@ ALIGNMENT = 64  # bytes in a cache line, and in the widest registers
 # Location of a kernel's layout in a value of `external_data`: KEY|OFFSET;LENGTH;CHECKSUM|…
 # Source: onnxruntime/core/framework/external_data_loader.cc and prepacked_weights_container.cc.
 PLACE = re.compile(r"(?<=[|])(\d+);(\d+)(?=;)")
-# The part of ONNX's schema that locates weights: message -> field -> number and message. Protobuf preserves
-# all other fields. Source: onnx/onnx.proto.
+# The part of ONNX's schema that locates weights. Source: onnx/onnx.proto.
 SCHEMA = {
     "Model": {"graph": (7, "Graph")},
-    "Graph": {"node": (1, "Node"), "initializer": (5, "Tensor"), "input": (11, "Value")},
-    "Node": {"attribute": (5, "Attribute")},
-    "Attribute": {"g": (6, "Graph"), "graphs": (11, "Graph")},
-    "Tensor": {"name": (8, ""), "external_data": (13, "Entry")},
+    "Graph": {"node": (1, "Node*"), "initializer": (5, "Tensor*"), "input": (11, "Value*")},
+    "Node": {"attribute": (5, "Attribute*")},
+    "Attribute": {"g": (6, "Graph"), "graphs": (11, "Graph*")},
+    "Tensor": {"name": (8, ""), "external_data": (13, "Entry*")},
     "Entry": {"key": (1, ""), "value": (2, "")},
     "Value": {"name": (1, "")},
 }
@@ -123,8 +121,7 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
 
 
 def _arrange(folder: Path, inputs: Collection[str]) -> None:
-    model = _schema()()
-    model.ParseFromString((folder / MODEL).read_bytes())
+    model = message_class(SCHEMA).FromString((folder / MODEL).read_bytes())
     present = {weight.name for weight in model.graph.initializer}
     kept = [tensor for tensor in model.graph.input if tensor.name in inputs or tensor.name in present]
     del model.graph.input[:]
@@ -166,23 +163,3 @@ def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
             entry.value = PLACE.sub(
                 lambda match: f"{copied(int(match[1]), int(match[2]))};{match[2]}", entry.value
             )
-
-
-@functools.cache
-def _schema() -> Any:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="weights.proto", package="weights")
-    for name, fields in SCHEMA.items():
-        message = file.message_type.add(name=name)
-        for field, (number, target) in fields.items():
-            is_one = not target or (name, field) in {("Model", "graph"), ("Attribute", "g")}
-            message.field.add(
-                name=field,
-                number=number,
-                label=kinds.LABEL_OPTIONAL if is_one else kinds.LABEL_REPEATED,
-                type=kinds.TYPE_MESSAGE if target else kinds.TYPE_STRING,
-                type_name=f".weights.{target}" if target else None,
-            )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("weights.Model"))

@@ -1,37 +1,27 @@
 """Networks that return one class per pixel, UINT8 [N, H, W]."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nereid.base.config.model_config import ServedTensor
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames
 from nereid.models.publish.examination import FirstRun
 from nereid.models.publish.importing import adaptation
 from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.importing.graph_edits import Activation
-from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.importing.serving_settings import (
-    ImageInput,
-    ServedTensor,
-    ServingSettings,
-    read_input,
-)
+from nereid.models.publish.importing.model_importer import ModelImporter, ScreenRows
+from nereid.models.publish.importing.network_facts import NetworkFacts, Size
+from nereid.models.publish.importing.serving_settings import ServingSettings, read_input
 from nereid.repository import onnx_file
 from nereid.vision.inference.signature import Signature
 
 
-class Segmentation:
+class Segmentation(ModelImporter):
     """Networks whose output is a mask."""
 
     name, rank, results = "segment", 50, "masks"
-    input = ImageInput()
-    has_one_form = leaves_out_by_score = False
-
-    @staticmethod
-    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
-        """Return none."""
-        return None
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the output is UINT8 [N, H, W]."""
@@ -63,13 +53,7 @@ class Segmentation:
         """Return an ensemble: the mask is that of the network."""
         return Addition(names, settings, "mask")
 
-    def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
-        """Return none: classes are not scores."""
-        return "none"
-
-    def rows(
-        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
-    ) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, first_run: FirstRun, activation: Activation) -> ScreenRows:
         """Return the size of the mask."""
         return [("mask", " x ".join(map(str, settings.outputs[0].dims)))]
 

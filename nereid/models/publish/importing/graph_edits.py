@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import Any, Literal
 
+import numpy as np
+
 from nereid.base.contract import EMBEDDING
 from nereid.repository import onnx_graph
-from nereid.repository.onnx_file import Runtime, supported_runtimes
+from nereid.repository.onnx_file import supported_runtimes
 
 Activation = Literal["none", "softmax", "sigmoid", "normalize"]
 ActivationRule = Activation | Literal["auto"]
@@ -45,10 +47,17 @@ def make_node(operator: str, sources: Sequence[str], targets: Sequence[str], **a
     return helper.make_node(operator, sources, targets, **attributes)
 
 
-def add_constant(model: Any, tensor: Any) -> None:
-    """Add an initializer; set an IR version in which it need not be an input."""
-    model.graph.initializer.append(tensor)
+def add_constant(model: Any, preferred: str, numbers: Any, dtype: type = np.int64) -> str:
+    """Add an initializer with numbers in their shape; return its name, a free one.
+
+    The model gets an IR version in which an initializer need not be an input.
+    """
+    from onnx import numpy_helper
+
+    name = free_name(model, preferred)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype), name))
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
+    return name
 
 
 def fixed_batch(model: Any) -> int:
@@ -90,7 +99,7 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
         model.graph.node.append(make_node("Expand", [before, shape], [output.name]))
     arguments: dict[str, Any] = {"starts": [0], "ends": [1], "axes": [0]}
     if onnx_graph.opsets(model).get("", 0) >= 10:  # they became inputs
-        constants = [_constant(model, f"{first}_{word}", numbers) for word, numbers in arguments.items()]
+        constants = [add_constant(model, f"{first}_{word}", numbers) for word, numbers in arguments.items()]
         node = make_node("Slice", [image.name, *constants], [first], name=onnx_graph.FIRST_IMAGE)
     else:
         node = make_node("Slice", [image.name], [first], name=onnx_graph.FIRST_IMAGE, **arguments)
@@ -104,7 +113,7 @@ def add_batch(model: Any) -> Iterator[str]:
     """Add a batch of 1 to the results of one image, and to the image if it has none."""
     (image,) = inputs(model)
     if len(dims(image)) == 3:
-        alone, first = free_name(model, f"{image.name}_alone"), add_number(model, "first_image", 0)
+        alone, first = free_name(model, f"{image.name}_alone"), add_constant(model, "first_image", 0)
         _redirect(model, image.name, alone)
         model.graph.node.insert(0, make_node("Gather", [image.name, first], [alone]))
         declare(image, [1, *dims(image)])
@@ -125,7 +134,7 @@ def with_axes(
     """
     if onnx_graph.opsets(model).get("", 0) < since:
         return make_node(operator, [source], [target], axes=axes, **more)
-    axes_input = _constant(model, f"{target}_axes", axes)
+    axes_input = add_constant(model, f"{target}_axes", axes)
     return make_node(operator, [source, axes_input], [target], **more)
 
 
@@ -133,16 +142,7 @@ def top_k(model: Any, source: str, targets: Sequence[str], count: int) -> Any:
     """Return a node for the largest values of the last dim and their indices, largest first."""
     if onnx_graph.opsets(model).get("", 0) < 10:
         return make_node("TopK", [source], targets, k=count)
-    return make_node("TopK", [source, _constant(model, f"{targets[0]}_k", [count])], targets)
-
-
-def add_number(model: Any, name: str, number: int) -> str:
-    """Add a whole number without dims; return its name."""
-    from onnx import TensorProto, helper
-
-    free = free_name(model, name)
-    add_constant(model, helper.make_tensor(free, TensorProto.INT64, [], [number]))
-    return free
+    return make_node("TopK", [source, add_constant(model, f"{targets[0]}_k", [count])], targets)
 
 
 def declare(value: Any, shape: Sequence[int]) -> None:
@@ -208,7 +208,7 @@ def _small_constants(model: Any) -> dict[str, list[int]]:
 def _rows(model: Any, image: str) -> str:
     """Add a tensor with the number of images; return its name."""
     shape, rows = free_name(model, "image_shape"), free_name(model, "image_rows")
-    first = _constant(model, "first_dim", [0])
+    first = add_constant(model, "first_dim", [0])
     model.graph.node.insert(0, make_node("Shape", [image], [shape]))
     model.graph.node.insert(1, make_node("Gather", [shape, first], [rows]))
     return rows
@@ -218,18 +218,9 @@ def _shape(model: Any, rows: str, rest: Sequence[int]) -> str:
     """Add the shape [rows, *rest] as a tensor; return its name."""
     if not rest:
         return rows
-    others, target = _constant(model, "other_dims", rest), free_name(model, "batch_shape")
+    others, target = add_constant(model, "other_dims", rest), free_name(model, "batch_shape")
     model.graph.node.insert(2, make_node("Concat", [rows, others], [target], axis=0))
     return target
-
-
-def _constant(model: Any, name: str, numbers: Sequence[int]) -> str:
-    """Add a vector of whole numbers; return its name."""
-    from onnx import TensorProto, helper
-
-    free = free_name(model, name)
-    add_constant(model, helper.make_tensor(free, TensorProto.INT64, [len(numbers)], numbers))
-    return free
 
 
 def fix_size(model: Any, size: tuple[int, int]) -> Iterator[str]:
@@ -287,15 +278,14 @@ def free_name(model: Any, preferred: str) -> str:
     return next(name for name in chain([preferred], numbered) if name not in used)
 
 
-def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
+def fit_runtimes(model: Any) -> list[str]:
     """Lower the opset and IR version of a ModelProto if that changes no operator; return the changes.
 
-    By default, the runtimes are the embedded server's and the container's.
     A network that needs the newer operators is left unchanged, and the runtime check reports it.
     """
     from onnx import defs
 
-    changes, runtimes = list[str](), runtimes or supported_runtimes()
+    changes, runtimes = list[str](), supported_runtimes()
     opset = min(runtime.opset for runtime in runtimes)
     current_opset = onnx_graph.opsets(model).get("", 0)
     if current_opset > opset:
@@ -322,7 +312,7 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
 
 def accept_colours(model: Any) -> Iterator[str]:
     """Convert colours to grey in front of a network with one channel."""
-    from onnx import TensorProto, helper
+    from onnx import TensorProto
 
     images = inputs(model)
     if len(images) != 1 or len(shape := dims(images[0])) != 4 or GREY not in (shape[1], shape[3]):
@@ -331,9 +321,8 @@ def accept_colours(model: Any) -> Iterator[str]:
     channel = 3 if is_channels_last else 1
     input_name, element = image.name, image.type.tensor_type.elem_type
     grey, colours = free_name(model, f"{input_name}_grey"), free_name(model, f"{input_name}_colours")
-    luma = free_name(model, "luma")
     shape_of_luma = [1, 1, 1, RGB] if is_channels_last else [1, RGB, 1, 1]
-    add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
+    luma = add_constant(model, "luma", np.reshape(LUMA, shape_of_luma), np.float32)
     weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
     nodes = [
         make_node("Cast", [input_name], [colours], to=TensorProto.FLOAT),
@@ -382,13 +371,9 @@ def activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
 
 def _normalize(model: Any, vectors: Any) -> Iterator[str]:
     """Divide vectors by their lengths; CUDA has these operators, but not LpNormalization."""
-    from onnx import TensorProto, helper
-
     before, name = vectors.name, free_name(model, EMBEDDING)
-    min_length, length, divisor = (
-        free_name(model, f"{name}_{word}") for word in ("least", "length", "divisor")
-    )
-    add_constant(model, helper.make_tensor(min_length, TensorProto.FLOAT, [], [SHORTEST]))
+    min_length = add_constant(model, f"{name}_least", SHORTEST, np.float32)
+    length, divisor = (free_name(model, f"{name}_{word}") for word in ("length", "divisor"))
     model.graph.node.extend(
         (
             with_axes(model, "ReduceL2", before, length, [1], since=18, keepdims=1),

@@ -1,61 +1,140 @@
 """What a task offers to `nereid add` and `nereid publish`, and the choice of a task for a file."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from nereid.base.assets import SAMPLES
 from nereid.base.errors import WrongUsage
 from nereid.base.task_registry import DEFAULT_TASK, TASKS
-from nereid.models.publish.configs import ModelNames
+from nereid.base.units import escaped
+from nereid.models.publish.configs import Addition, ModelNames
 from nereid.models.publish.examination import FirstRun
 from nereid.models.publish.importing.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.importing.graph_edits import Activation
-from nereid.models.publish.importing.network_facts import ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.importing.serving_settings import ServingSettings
+from nereid.models.publish.importing.network_facts import ANY_SIZE, ExporterSettings, NetworkFacts, Size
+from nereid.models.publish.importing.serving_settings import CHANNELS, ServingSettings
 from nereid.models.publish.staged_version import Description
+from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.vision.inference.signature import Signature
 
 # Results of Ultralytics' other tasks. Read as boxes, they would be silently wrong.
 UNSERVED = {"segment": "masks", "pose": "key points", "obb": "turned boxes"}
 # Source: super-gradients, training/utils/export_utils.py.
 FLAT = "flat_predictions"
+# The presets' `resize_shorter_px` assumes this side, and is scaled in proportion for others.
+USUAL_SIDE_PX = 224
+NORMALISATION = ("preset", "mean", "std", "scale")
+# For each row, a word and a text.
+ScreenRows = list[tuple[str, str]]
 
 
-class InputKind(Protocol):
-    """What a row of an input is: `nereid.models.publish.importing.serving_settings.ImageInput` is one.
+class ModelImporter(ABC):
+    """How a network of a task is recognised, changed, served and shown: the entry point `importer`.
+
+    The defaults are those of a network for whole images.
 
     Attributes:
-        unit: a row in words, such as `image`.
-        labels_are: what the lines of a label file are, such as `names`; empty for none.
+        name: name of the task.
+        rank: tasks with a lower number are tried first for a file.
+        results: field of `nereid add --json` with what was found in each image.
+        has_one_form: whether a network is changed in one way only, so that a current version without a
+            description is enough to change the next one.
+        leaves_out_by_score: whether the first run must be repeated after an activation was appended.
+        unit: a row of the network's input, in words.
+        labels_are: what the lines of a label file are; empty for none.
         samples: images that are shown if the user gives none.
-        is_reader: whether an instance needs the memory of a reader (`nereid.repository.instance_sizing`).
+        process_bytes: memory of a process of the pinned model on a CPU; 0 if it depends on the network.
     """
 
-    unit: str
-    labels_are: str
-    samples: tuple[Path, ...]
-    is_reader: bool
+    name: str
+    rank: int
+    results: str
+    has_one_form = leaves_out_by_score = False
+    unit, labels_are, process_bytes = "image", "names", 0
+    samples: tuple[Path, ...] = SAMPLES
+
+    @staticmethod
+    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
+        """Return what Ultralytics noted in a file of this task; None for other files."""
+        return None
+
+    @abstractmethod
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
+        """Return whether a file is of this task; `size` is height and width in pixels, zeros if unknown."""
+
+    def usual_size(self, signature: Signature) -> Size:
+        """Return height and width for a network that accepts any and notes none; zeros for none."""
+        return ANY_SIZE
 
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return the labels in the file or next to it, and their origin for messages."""
+        return facts.labels, facts.labels_from
 
     def check_labels(self, labels: Sequence[str], origin: str) -> None:
-        """Raise WrongUsage for labels that cannot be shown."""
+        """Raise WrongUsage for names with characters that affect a terminal, or end a string."""
+        for number, name in enumerate(labels, start=1):
+            if (shown := escaped(name)) != name or "\t" in name:
+                raise WrongUsage(
+                    f"label {number} of {origin}: expected no control characters, got '{shown[:64]}'; "
+                    "fix: --labels FILE with plain names"
+                )
 
     def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
-        """Return the user's choices, completed from the exporter's notes."""
+        """Return the choices with the noted head, and with a size for a network that accepts any."""
+        size, inputs = choices.size, facts.signature.inputs.values()
+        if not any(size) and any(-1 in tensor.shape[1:] for tensor in inputs):
+            size = (
+                facts.exporter_settings.size
+                if any(facts.exporter_settings.size)
+                else self.usual_size(facts.signature)
+            )
+        return replace(choices, size=size, head=choices.head or facts.exporter_settings.head)
 
     def preprocessing(
         self, settings: ServingSettings, exporter_settings: ExporterSettings, parameters: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
-        """Return all parameters of the preprocessing, and the origin of those that were not given."""
+        """Return all parameters of the preprocessing, and the origin of those that were not given.
+
+        They combine the noted and the given parameters with those that input and head determine. A given
+        normalisation or preset replaces everything the exporter noted.
+
+        Raises:
+            WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
+        """
+        if unknown := sorted(parameters.keys() - PARAMETERS):
+            raise WrongUsage(
+                f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
+                f"got '{unknown[0]}'"
+            )
+        noted = _noted_parameters(settings, exporter_settings.parameters or settings.left_to_do, parameters)
+        if settings.left_to_do and parameters.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
+            # Also with a given normalisation.
+            noted = {"resize": settings.left_to_do["resize"], **noted}
+        combined = {key: _per_channel(key, text) for key, text in {**noted, **parameters}.items()}
+        if settings.is_grey and combined.get("color_order", "RGB") != "RGB":
+            raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
+        is_normalised = any(combined.get(key) for key in NORMALISATION)
+        if settings.image.datatype != "TYPE_UINT8" and not is_normalised:
+            problem = exporter_settings.problem
+            reason = f"{problem}, which cannot be reproduced; " if problem else ""
+            raise WrongUsage(
+                f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
+                f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
+            )
+        if settings.is_channels_last:
+            combined["layout"] = "NHWC"
+        return combined | _shorter_side(combined, settings), exporter_settings.origin if noted else ""
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
         """Copy the default models that the pinned model also uses to `target`; return their versions.
 
         WrongUsage: `public`, the added name, is one of theirs, or `repository` has others by those names.
         """
+        return {}
 
     def repeat_choices(
         self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
@@ -64,53 +143,12 @@ class InputKind(Protocol):
 
         `current` is the file of the current version, `past` its description, `image` the input in its config.
         """
+        first, *_, last = dims = [int(dim) for dim in image["dims"]]
+        is_channels_last = last == CHANNELS and first != CHANNELS
+        height, width = dims[:2] if is_channels_last else dims[-2:]
+        return NetworkChoices((height, width), past.output, past.activation, past.head)
 
-    def instance_bytes(self, network_bytes: int) -> int:
-        """Return the memory of one process of the pinned model on a CPU."""
-
-
-class AddedModels(Protocol):
-    """The models of an addition: `nereid.models.publish.configs.Addition`, or others of the task."""
-
-    @property
-    def labelled(self) -> set[str]:
-        """The models with a label file."""
-
-    @property
-    def deadline_ms(self) -> int:
-        """The route's deadline for a request."""
-
-    def configs(self) -> dict[str, dict[str, str]]:
-        """Return the configs of all models by profile, in load order; the route is last."""
-
-
-class ModelImporter(Protocol):
-    """How a network of a task is recognised, changed, served and shown: the entry point `importer`.
-
-    Attributes:
-        name: name of the task.
-        rank: tasks with a lower number are tried first for a file.
-        input: what a row of the network's input is.
-        results: field of `nereid add --json` with what was found in each image.
-        has_one_form: whether a network is changed in one way only, so that a current version without a
-            description is enough to change the next one.
-        leaves_out_by_score: whether the first run must be repeated after an activation was appended.
-    """
-
-    name: str
-    rank: int
-    input: InputKind
-    results: str
-    has_one_form: bool
-    leaves_out_by_score: bool
-
-    @staticmethod
-    def exporter_settings(metadata: Mapping[str, str]) -> ExporterSettings | None:
-        """Return what Ultralytics noted in a file of this task; None for other files."""
-
-    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
-        """Return whether a file is of this task; `size` is height and width in pixels, zeros if unknown."""
-
+    @abstractmethod
     def adapt(
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
@@ -120,6 +158,7 @@ class ModelImporter(Protocol):
         WrongUsage: the network is not of this task, or a choice does not fit.
         """
 
+    @abstractmethod
     def settings(
         self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
@@ -128,17 +167,19 @@ class ModelImporter(Protocol):
         `facts` describe the file before its changes. WrongUsage: the network cannot be served.
         """
 
-    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> AddedModels:
+    @abstractmethod
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return the models to add."""
 
     def activation(self, choices: NetworkChoices, first_run: FirstRun) -> Activation:
         """Return the function to append after a first run; WrongUsage if the choice does not fit it."""
+        return "none"
 
-    def rows(
-        self, settings: ServingSettings, first_run: FirstRun, activation: Activation
-    ) -> list[tuple[str, str]]:
-        """Return rows for the screen: a word, and what the network returns with this activation."""
+    def rows(self, settings: ServingSettings, first_run: FirstRun, activation: Activation) -> ScreenRows:
+        """Return what the network returns with this activation, beside the labels."""
+        return []
 
+    @abstractmethod
     def shown(self, results: Sequence[Any]) -> str:
         """Return what was found in one image, a row of `FirstRun.results`, for the screen."""
 
@@ -186,3 +227,31 @@ def choose_importer(name: str, facts: NetworkFacts, size: Size) -> ModelImporter
         )
     recognising = (importer for importer in importers().values() if importer.recognises(facts, size))
     return next(recognising, importers()[DEFAULT_TASK.name])
+
+
+def _noted_parameters(
+    settings: ServingSettings, noted: Mapping[str, str], parameters: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the parameters of a file's metadata that fit the input and the given parameters."""
+    if any(key in parameters for key in NORMALISATION):
+        return {}
+    without = {other for key in parameters for other in REPLACES.get(key, ())}
+    if settings.image.datatype == "TYPE_UINT8":
+        without |= {*NORMALISATION}
+    return {key: text for key, text in noted.items() if key not in without}
+
+
+def _per_channel(key: str, text: str) -> str:
+    return ", ".join([text] * CHANNELS) if key in ("mean", "std") and "," not in text else text
+
+
+def _shorter_side(parameters: Mapping[str, str], settings: ServingSettings) -> dict[str, str]:
+    """Return the side to which images are resized before the crop, if the parameters leave it open."""
+    preset = PRESETS.get(parameters.get("preset", ""), {})
+    resizes = {source.get("resize", "shorter_side") for source in (parameters, preset)}
+    side = max(settings.sides_px)
+    is_usual = bool(preset) and side == USUAL_SIDE_PX
+    if "resize_shorter_px" in parameters or resizes != {"shorter_side"} or is_usual:
+        return {}
+    usual = int(preset.get("resize_shorter_px", USUAL_SIDE_PX))
+    return {"resize_shorter_px": str(round(usual * side / USUAL_SIDE_PX))}

@@ -1,38 +1,21 @@
 """How a user's network is served, as decided from its file: input, outputs, preprocessing and processes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from nereid.base.assets import SAMPLES
+from nereid.base.config.model_config import ServedTensor
 from nereid.base.errors import WrongUsage
-from nereid.base.units import escaped
-from nereid.models.publish.importing.adaptation import NetworkChoices
-from nereid.models.publish.importing.network_facts import ANY_SIZE, ExporterSettings, NetworkFacts, Size
-from nereid.models.publish.staged_version import Description
+from nereid.models.publish.importing.network_facts import NetworkFacts, Size
 from nereid.repository.onnx_file import describe
 from nereid.vision.imaging.decode import ImageLimits
-from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
 PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")
 CHANNELS = 3
-# The presets' `resize_shorter_px` assumes this side, and is scaled in proportion for others.
-USUAL_SIDE_PX = 224
 # Larger images are not decoded, either.
 MAX_SIDE_PX = ImageLimits().max_image_side_px
-NORMALISATION = ("preset", "mean", "std", "scale")
 # Python, NumPy and ONNX Runtime in a process without a network. Source: docs/architecture.md.
 PROCESS_BYTES = 45 * 2**20
-
-
-class ServedTensor(NamedTuple):
-    """A tensor of the network: name, Triton's datatype, dims without the batch."""
-
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,122 +114,3 @@ def read_rows(
     image, is_channels_last = read_input(signature.inputs, size)
     served = ServedTensor(output, tensor.datatype, tensor.shape[1:])
     return ServingSettings(image, (served,), is_channels_last, is_grey(facts.signature))
-
-
-@dataclass(slots=True)
-class ImageInput:
-    """Whole images, as a preprocess model converts them; an `InputKind`.
-
-    Args:
-        usual_size: returns height and width for a network that accepts any and notes none; zeros for none.
-    """
-
-    usual_size: Callable[[Signature], Size] = lambda signature: ANY_SIZE
-    unit: str = "image"
-    labels_are: str = "names"
-    samples: tuple[Path, ...] = SAMPLES
-    is_reader: bool = False
-
-    def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
-        """Return the class names in the file, and their origin."""
-        return facts.labels, facts.labels_from
-
-    def check_labels(self, labels: Sequence[str], origin: str) -> None:
-        """Raise WrongUsage for names with characters that affect a terminal, or end a string."""
-        for number, name in enumerate(labels, start=1):
-            if (shown := escaped(name)) != name or "\t" in name:
-                raise WrongUsage(
-                    f"label {number} of {origin}: expected no control characters, got '{shown[:64]}'; "
-                    "fix: --labels FILE with plain names"
-                )
-
-    def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
-        """Return the choices with the noted head, and with a size for a network that accepts any."""
-        size, inputs = choices.size, facts.signature.inputs.values()
-        if not any(size) and any(-1 in tensor.shape[1:] for tensor in inputs):
-            size = (
-                facts.exporter_settings.size
-                if any(facts.exporter_settings.size)
-                else self.usual_size(facts.signature)
-            )
-        return replace(choices, size=size, head=choices.head or facts.exporter_settings.head)
-
-    def preprocessing(
-        self, settings: ServingSettings, exporter_settings: ExporterSettings, parameters: Mapping[str, str]
-    ) -> tuple[dict[str, str], str]:
-        """Return all parameters of the preprocessing, and the origin of those that were not given.
-
-        They combine the noted and the given parameters with those that input and head determine. A given
-        normalisation or preset replaces everything the exporter noted.
-
-        Raises:
-            WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
-        """
-        if unknown := sorted(parameters.keys() - PARAMETERS):
-            raise WrongUsage(
-                f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
-                f"got '{unknown[0]}'"
-            )
-        noted = _noted_parameters(settings, exporter_settings.parameters or settings.left_to_do, parameters)
-        if settings.left_to_do and parameters.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
-            # Also with a given normalisation.
-            noted = {"resize": settings.left_to_do["resize"], **noted}
-        combined = {key: _per_channel(key, text) for key, text in {**noted, **parameters}.items()}
-        if settings.is_grey and combined.get("color_order", "RGB") != "RGB":
-            raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
-        is_normalised = any(combined.get(key) for key in NORMALISATION)
-        if settings.image.datatype != "TYPE_UINT8" and not is_normalised:
-            problem = exporter_settings.problem
-            reason = f"{problem}, which cannot be reproduced; " if problem else ""
-            raise WrongUsage(
-                f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
-                f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
-            )
-        if settings.is_channels_last:
-            combined["layout"] = "NHWC"
-        return combined | _shorter_side(combined, settings), exporter_settings.origin if noted else ""
-
-    def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
-        """Return nothing, because the pinned model uses only preprocessing and network."""
-        return {}
-
-    def repeat_choices(
-        self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
-    ) -> NetworkChoices:
-        """Return the choices of the current version, with the size of its input."""
-        first, *_, last = dims = [int(dim) for dim in image["dims"]]
-        is_channels_last = last == CHANNELS and first != CHANNELS
-        height, width = dims[:2] if is_channels_last else dims[-2:]
-        return NetworkChoices((height, width), past.output, past.activation, past.head)
-
-    def instance_bytes(self, network_bytes: int) -> int:
-        """Return the memory of the network plus a process without one."""
-        return network_bytes + PROCESS_BYTES
-
-
-def _noted_parameters(
-    settings: ServingSettings, noted: Mapping[str, str], parameters: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the parameters of a file's metadata that fit the input and the given parameters."""
-    if any(key in parameters for key in NORMALISATION):
-        return {}
-    without = {other for key in parameters for other in REPLACES.get(key, ())}
-    if settings.image.datatype == "TYPE_UINT8":
-        without |= {*NORMALISATION}
-    return {key: text for key, text in noted.items() if key not in without}
-
-
-def _per_channel(key: str, text: str) -> str:
-    return ", ".join([text] * CHANNELS) if key in ("mean", "std") and "," not in text else text
-
-
-def _shorter_side(parameters: Mapping[str, str], settings: ServingSettings) -> dict[str, str]:
-    """Return the side to which images are resized before the crop, if the parameters leave it open."""
-    preset = PRESETS.get(parameters.get("preset", ""), {})
-    resizes = {source.get("resize", "shorter_side") for source in (parameters, preset)}
-    side = max(settings.sides_px)
-    is_usual = bool(preset) and side == USUAL_SIDE_PX
-    if "resize_shorter_px" in parameters or resizes != {"shorter_side"} or is_usual:
-        return {}
-    usual = int(preset.get("resize_shorter_px", USUAL_SIDE_PX))
-    return {"resize_shorter_px": str(round(usual * side / USUAL_SIDE_PX))}
