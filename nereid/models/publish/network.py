@@ -1,6 +1,5 @@
 """A network of a repository: its versions, the pinned models that run it, and copies of them."""
 
-import contextlib
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.actions import reason_in_use
 from nereid.models.publish.examination import ExaminationLimits, ExaminationRequest
 from nereid.models.publish.staged_version import read_description
-from nereid.models.routes.location import check_repository, find_routes, read_route_file
+from nereid.models.routes.location import check_repository, find_routes, read_route_file, readable_routes
 from nereid.repository import pbtxt
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.onnx_file import network_path
@@ -106,22 +105,19 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
 
 def _variants(repository: Path, pins: Iterable[PinnedModel]) -> list[PinnedVariant]:
     """Return the variants that call any of the pinned models, skipping routes that cannot be read."""
-    by_model, variants = {pin.model: pin for pin in pins}, list[PinnedVariant]()
-    for location in find_routes(repository):
-        with contextlib.suppress(OperationFailed):
-            route = read_route_file(location).route()
-            variants += [
-                PinnedVariant(
-                    location.name,
-                    variant,
-                    by_model[variant.model],
-                    variant.name == route.default,
-                    variant.name in route.fallbacks,
-                )
-                for variant in route.variants
-                if variant.model in by_model
-            ]
-    return variants
+    by_model = {pin.model: pin for pin in pins}
+    return [
+        PinnedVariant(
+            name,
+            variant,
+            by_model[variant.model],
+            variant.name == route.default,
+            variant.name in route.fallbacks,
+        )
+        for name, route in readable_routes(repository).items()
+        for variant in route.variants
+        if variant.model in by_model
+    ]
 
 
 def _behind_route(repository: Path, name: str, pin_of: Mapping[str, PinnedModel]) -> set[str]:
