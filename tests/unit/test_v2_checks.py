@@ -283,6 +283,7 @@ def typed_message(count, field="int_contents", datatype="INT8", value=1) -> v2.M
 
 @cases(
     numbers=(typed_message(MAX_NUMBERS + 1), f"at most {MAX_NUMBERS} typed numbers"),
+    too_large=(typed_message(1, value=300), "expected whole numbers from -128 to 127 for INT8, got 300"),
     texts=(typed_message(20_000, "bytes_contents", "BYTES"), "at most 16384 fields"),
     raw_contents=(v2.ModelInferRequest(model_name="m", raw_input_contents=[b""] * 600), "at most 512 fields"),
     inputs=(

@@ -240,12 +240,12 @@ MAX_STRINGS_BYTES, MAX_QUOTES = 2**20, 4 * MAX_STRINGS
 BINARY_SIZE, CLASSIFICATION = "binary_data_size", "classification"
 # Larger JSON takes milliseconds, so a thread checks it, in pieces that do not hold Python's lock for long.
 APART_BYTES = PIECE_BYTES = 2**16
-_INTEGERS = {f"INT{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
+INTEGER_RANGES = {f"INT{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
     f"UINT{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)
 }
 # Source: IEEE 754, the largest finite number.
 _LIMITS: dict[str, tuple[float, float]] = {
-    **_INTEGERS,
+    **INTEGER_RANGES,
     "FP32": (-3.4028234663852886e38, 3.4028234663852886e38),
 }
 _OF_BOOL, _OF_INTEGERS, _OF_NUMBERS = (msgspec.json.Decoder(list[kind]) for kind in (bool, int, float))  # type: ignore[valid-type]
@@ -387,10 +387,10 @@ def _without(unwanted: bytes, data: bytes) -> bytes:
 def _check_numbers(tensor: Input, values: bytes) -> None:
     """Check comma-separated numbers; Triton reports wrong ones as its own fault, or alters them."""
     datatype = tensor.datatype
-    decoder: msgspec.json.Decoder[Any] = _OF_INTEGERS if datatype in _INTEGERS else _OF_NUMBERS
+    decoder: msgspec.json.Decoder[Any] = _OF_INTEGERS if datatype in INTEGER_RANGES else _OF_NUMBERS
     low, high = _LIMITS.get(datatype, (-math.inf, math.inf))
     expected = f"numbers from {low:g} to {high:g}" if datatype in _LIMITS else "finite numbers"
-    if datatype in _INTEGERS:
+    if datatype in INTEGER_RANGES:
         expected = f"whole numbers from {low} to {high}"
     elif datatype == "BOOL":
         decoder, expected = _OF_BOOL, "true or false"
@@ -404,8 +404,13 @@ def _check_numbers(tensor: Input, values: bytes) -> None:
             text = str(error).partition(" - at ")[0]
             got = text.partition(", got ")[2] or text
             raise invalid_input(tensor, f"expected {expected} for {datatype}, got {got}") from None
-        if not low <= (wrong := min(numbers)) or not (wrong := max(numbers)) <= high:
-            raise invalid_input(tensor, f"expected {expected} for {datatype}, got {wrong}")
+        check_range(tensor, numbers, low, high, expected)
+
+
+def check_range(tensor: Any, numbers: Sequence[float], low: float, high: float, expected: str) -> None:
+    """Check that a tensor's numbers are from `low` to `high`."""
+    if not low <= (wrong := min(numbers)) or not (wrong := max(numbers)) <= high:
+        raise invalid_input(tensor, f"expected {expected} for {tensor.datatype}, got {wrong}")
 
 
 def _check_strings(tensor: Input, count: int, data: bytes) -> None:

@@ -21,6 +21,7 @@ from nereid.gateway.v2 import inference_body
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
     BYTES,
+    INTEGER_RANGES,
     MAX_STRINGS,
     MAX_TENSORS,
     CheckedBody,
@@ -29,6 +30,7 @@ from nereid.gateway.v2.inference_body import (
     Output,
     Value,
     check_count,
+    check_range,
     invalid_input,
 )
 
@@ -230,9 +232,11 @@ def _typed_contents(tensor: Any) -> bytes:
     values = filled.get(field, ())
     if tensor.datatype == BYTES:
         return b"".join(struct.pack("<I", len(element)) + element for element in values)
-    try:  # in pieces, so that other threads can acquire Python's lock
-        pieces = range(0, len(values), PIECE)
-        dtype = DTYPES[tensor.datatype]
-        return b"".join([np.array(values[at : at + PIECE], dtype).tobytes() for at in pieces])
-    except OverflowError as error:
-        raise invalid_input(tensor, str(error)) from None
+    packed = []
+    for at in range(0, len(values), PIECE):  # in pieces, so that other threads can acquire Python's lock
+        piece = values[at : at + PIECE]
+        if tensor.datatype in INTEGER_RANGES:
+            low, high = INTEGER_RANGES[tensor.datatype]
+            check_range(tensor, piece, low, high, f"whole numbers from {low} to {high}")
+        packed.append(np.array(piece, DTYPES[tensor.datatype]).tobytes())
+    return b"".join(packed)
