@@ -112,7 +112,7 @@ chaos: .venv/.testing  ## inject ROUNDS (200) faults into a server under load; n
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.torture --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
-docs: .venv/.testing  ## write docs/metrics.md, docs/benchmarks.md and the JSON Schemas from the code and the records
+docs: .venv/.testing  ## write the JSON Schemas, docs/metrics.md, and the measured parts of README.md and docs/ from code and records
 	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m loadtest.bench.page

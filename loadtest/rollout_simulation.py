@@ -1,7 +1,7 @@
 """The judge of a rollout against simulated traffic: false rollbacks, and requests until a decision.
 
-Each rollout gets the same steps and looks as a real one; only the requests are drawn from known rates. A
-fixed-size test is evaluated as often, for comparison.
+Each rollout gets the same steps and evaluations as a real one; only the requests are drawn from known
+rates. A fixed-size test is evaluated as often, for comparison.
 
     python -m loadtest.rollout_simulation [--rollouts 10000] [--record rollout_simulation]
 """
@@ -18,7 +18,7 @@ from nereid.base.processes import available_cores
 from nereid.models.rollout.judge import EventCount, EventLimit, PairCounts, StepJudge, StepLimits, StepOutcome
 from nereid.models.rollout.plan import BOUNDS
 
-# A look has 1,000 requests; a step takes at least 12 looks, and is inconclusive after 600.
+# An evaluation has 1,000 requests; a step takes at least 12 evaluations, and is inconclusive after 600.
 SHARES = (0.01, 0.05, 0.25, 0.5)
 RATE = 1000
 MIN_LOOKS = 12
@@ -71,7 +71,7 @@ class Service:
 CONTROL = Service(0.005)
 CANDIDATES = {
     "equal": CONTROL,
-    "equal, both stall 15 % of the time for 5 looks": Service(0.005, stalled_part=0.15),
+    "equal, both stall 15 % of the time for 5 evaluations": Service(0.005, stalled_part=0.15),
     "+1 percentage point of errors": Service(0.015),
     "+5 percentage points of errors": Service(0.055),
     "+20 % latency": Service(0.005, 1.2),

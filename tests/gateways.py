@@ -145,7 +145,7 @@ class Control:
             raise invalid_request("no variant 'v9'")
         return ROUTE
 
-    def issue_rollout_command(self, wanted: RolloutChange, author: str) -> RouteState:
+    def order_rollout(self, wanted: RolloutChange, author: str) -> RouteState:
         assert author
         if wanted.candidate == "v9":
             raise invalid_request("unknown candidate 'v9'")

@@ -4,7 +4,6 @@ import importlib.metadata
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tools import offline_bundle
@@ -42,13 +41,13 @@ def write_leaf(folder: Path, version: str) -> Path:
     return write_wheel(folder, "leaf", version, files={"leaf.py": f"VERSION = '{version}'\n"})
 
 
-def write_own_wheel(folder: Path, requirement: str = "leaf") -> Path:
+def write_own(folder: Path, requirement: str = "leaf") -> Path:
     entry_points = "[console_scripts]\nnereid = nereid_stand_in:main\n"
     files = {"nereid_serving-0.1.0.dist-info/entry_points.txt": entry_points, "nereid_stand_in.py": COMMAND}
     return write_wheel(folder, "nereid-serving", "0.1.0", [f"Requires-Dist: {requirement}"], files)
 
 
-def write_pip_wheel(folder: Path) -> Path:
+def write_pip(folder: Path) -> Path:
     pip = importlib.metadata.distribution("pip")
     path = folder / f"pip-{pip.version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
@@ -58,18 +57,13 @@ def write_pip_wheel(folder: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Bundle:
-    folder: Path
-
-    @property
-    def parts(self) -> list[Path]:
-        return sorted(self.folder.glob("nereid-offline-*"))
+def parts_of(bundle: Path) -> list[Path]:
+    return sorted(bundle.glob("nereid-offline-*"))
 
 
-def write_bundle(folder: Path, wheels: Sequence[Path], tags: str = f"{TAG}-manylinux_2_17_x86_64") -> Bundle:
+def write_bundle(folder: Path, wheels: Sequence[Path], tags: str = f"{TAG}-manylinux_2_17_x86_64") -> Path:
     (version,) = (path.name.split("-")[1] for path in wheels if path.name.startswith("pip-"))
     requirements = f"nereid-serving==0.1.0\npip=={version}\n"
     folder.mkdir(parents=True)
     offline_bundle.write_bundle(f"nereid-offline-0.1.0-{tags}", wheels, requirements, folder, PART_BYTES)
-    return Bundle(folder)
+    return folder

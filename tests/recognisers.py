@@ -63,7 +63,10 @@ def write_characters(model: onnx.ModelProto, characters: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class TestRecogniser:
-    """A recogniser that draws its classes, with blank and space, from the mean colour of every 8 columns."""
+    """A recogniser that draws its classes, with blank and space, from the mean colour of every 8 columns.
+
+    `output` names the first two axes of [N, T, classes], or of [T, N, classes].
+    """
 
     __test__ = False
 
@@ -74,6 +77,7 @@ class TestRecogniser:
     shape: tuple[int | str, ...] = (3, 48, "W")
     classes: int = len(CHARACTERS) + 2
     characters: tuple[str, ...] = CHARACTERS
+    output: str = ""
 
     @property
     def weights(self) -> np.ndarray:
@@ -83,14 +87,15 @@ class TestRecogniser:
         kind = {"FP16": "float16", "FP64": "double", "FP32": "float"}[self.datatype]
         element = TensorProto.DataType.Value(kind.upper())
         first = self.batch if self.batch is not None else "N"
-        shape = ",".join(map(str, self.shape))
+        shape, order = ",".join(map(str, self.shape)), self.output or f"{first},T"
         model = written(
-            f"""(float[{first},{shape}] x) => ({kind}[{first},T,{self.classes}] classes) {{
+            f"""(float[{first},{shape}] x) => ({kind}[{order},{self.classes}] classes) {{
                 means = AveragePool <kernel_shape = [48, {STEP_PX}], strides = [48, {STEP_PX}]> (x)
                 steps = Transpose <perm = [0, 3, 1, 2]> (means)
                 colours = Reshape (steps, dims)
                 logits = MatMul (colours, weights)
-                values = {"Softmax <axis = 2>" if self.has_softmax else "Identity"} (logits)
+                ordered = Transpose <perm = [{"1, 0, 2" if self.output else "0, 1, 2"}]> (logits)
+                values = {"Softmax <axis = 2>" if self.has_softmax else "Identity"} (ordered)
                 classes = Cast <to = {element}> (values)
             }}""",
             self.opset,

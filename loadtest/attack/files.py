@@ -44,7 +44,7 @@ class Worker(NamedTuple):
     since: list[float]
 
 
-def examined(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
+def examined(request: ExaminationRequest, progress: Callable[[str], None]) -> Any:
     """Examine a network in this process; as `examination._run`."""
     contents = dict[str, Any]()
     examiner.handle_request(

@@ -136,21 +136,21 @@ class RepositoryRoute:
             change.change(find_route(self._repository, self._name), propose, self._find())
         return self.show()
 
-    def issue_rollout_command(self, wanted: RolloutChange, author: str) -> RouteState:
-        """Start a rollout with the default limits, or give a command to the active one."""
-        command, steps = wanted.order, wanted.steps
-        who = f"{command} through the gateway by {author}"
+    def order_rollout(self, wanted: RolloutChange, author: str) -> RouteState:
+        """Start a rollout with the default limits, or give an order to the active one."""
+        order, steps = wanted.order, wanted.steps
+        who = f"{order} through the gateway by {author}"
         with _failures("the rollout cannot be changed now; see the log", WrongUsage):
             location = find_route(self._repository, self._name)
-            if command in ("start", "resume", "promote") and not commands.wait_controlled(location):
+            if order in ("start", "resume", "promote") and not commands.wait_controlled(location):
                 text = "no controller is running; fix: nereid serve, or nereid rollout controller"
                 raise Failure("conflict", text)
-            if command == "start":
+            if order == "start":
                 plan = make_plan(candidate=wanted.candidate, **({"steps": steps} if steps else {}))
                 commands.start(location, plan, self._find(), who)
             else:
-                commands.issue(location, command, who)
-            if command == "abort" and not commands.is_controlled(location):
+                commands.issue(location, order, who)
+            if order == "abort" and not commands.is_controlled(location):
                 commands.finish(location, self._find, lambda line: None)
         return self.show()
 
@@ -173,7 +173,7 @@ def _rollout(location: RouteLocation) -> RolloutState | None:
         return None
     if rollout.waiting:  # it may have addresses and paths of this machine
         rollout = replace(rollout, waiting="see nereid rollout status")
-    allowed: list[str] = [command for command, phases in ALLOWED_PHASES.items() if rollout.phase in phases]
+    allowed: list[str] = [order for order, phases in ALLOWED_PHASES.items() if rollout.phase in phases]
     return RolloutState(rollout.number, rollout.plan.candidate, rollout.phase, allowed, str(rollout))
 
 

@@ -40,7 +40,7 @@ async def publish(command: PublishCommand) -> PublishAnswer:
     last_line = err.decode(errors="replace").strip().rpartition("\n")[2]
     if not last_line.startswith(ERROR):
         log.error("publishing %s ended with status %s: %s", command.model, process.returncode, last_line)
-        text = f"the publication ended with status {process.returncode}, perhaps for lack of memory"
+        text = f"the publication ended with status {process.returncode}, possibly out of memory"
         raise Failure("unavailable", f"{text}; nereid versions shows whether it is complete", RETRY_AFTER_S)
     reason = last_line.removeprefix(ERROR)
     raise WrongUsage(reason) if process.returncode == WRONG_USAGE else OperationFailed(reason)

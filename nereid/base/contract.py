@@ -22,7 +22,8 @@ PAGE, BARCODE_PAGE, PAGE_SIZE = PAGE_OUTPUTS = "page", "barcode_page", "page_siz
 SCORE, LABEL = "score", "label"
 # Output of a model that computes embeddings: one vector per image.
 EMBEDDING = "embedding"
-# Maximum text lines and objects per image; the least confident are dropped.
+# Maximum text lines and objects per image; the least confident are dropped. A reader's `max_lines` may be
+# lower: it rejects images with more lines.
 MAX_LINES, MAX_OBJECTS = 1000, 300
 # Additional outputs of a route: which variant responded, and why it was chosen.
 VARIANT, VERSION, REASON = ROUTE_OUTPUTS = "variant", "version", "route_reason"

@@ -136,7 +136,7 @@ def print_report(report: "DriftReport") -> None:
             )
             for shadow in report.agreement
         ]
-        print_table("shadow", "ended before", "requests", "same best class", rows=rows)
+        print_table("shadow", "ended before", "requests", "agreed", rows=rows)
     if report.accuracy:
         rows = [
             (

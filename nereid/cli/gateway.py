@@ -95,7 +95,7 @@ def gateway(
     """Serve a REST API, a web page and the checked v2 protocol in front of a running server, until Ctrl-C.
 
     Once the gateway is listening, it prints its ports as one line of JSON on stdout. On loopback, image
-    requests need no key; elsewhere, every request needs one. Changing a route's weights always needs a key.
+    requests need no key; elsewhere, they do. Changing a route or a rollout and publishing always need one.
     """
     from nereid.application import gateway_program
 

@@ -45,7 +45,8 @@ def add(
 ) -> None:
     """Create a key and print it once; the file stores only a digest. Running gateways accept it immediately.
 
-    Scopes: `infer` may classify and read, `route` may change weights, `admin` may do everything.
+    Scopes: `infer` may run models and show routes, `route` may change weights and rollouts, `admin` may do
+    everything.
     """
     print(key_changes.add(file or default_path(environment(context)), name, scope or [], rate))
 

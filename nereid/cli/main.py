@@ -1,4 +1,4 @@
-"""The `nereid` commands, how each one exits, and the environment, which only this module reads."""
+"""The `nereid` commands, how each one exits, and the environment that they receive."""
 
 import os
 import sys

@@ -14,11 +14,11 @@ from nereid.base.task_registry import DEFAULT_TASK, TASKS
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
 
-def collect(paths: Sequence[Path], more: Sequence[str] = ()) -> list[Path]:
+def collect(paths: Sequence[Path], extra_suffixes: Sequence[str] = ()) -> list[Path]:
     """Return the files among `paths` and the images in its folders, sorted within each folder.
 
     Args:
-        more: further suffixes of files in folders.
+        extra_suffixes: further suffixes of files in folders.
 
     Raises:
         ValueError: a path does not exist, or a folder contains no image.
@@ -27,16 +27,18 @@ def collect(paths: Sequence[Path], more: Sequence[str] = ()) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise ValueError(f"'{path}' does not exist")
-        of_path = images_in(path, more) if path.is_dir() else [path]
+        of_path = images_in(path, extra_suffixes) if path.is_dir() else [path]
         if not of_path:
-            raise ValueError(f"'{path}' has no image, expected {', '.join(sorted(SUFFIXES.union(more)))}")
+            raise ValueError(
+                f"'{path}' has no image, expected {', '.join(sorted(SUFFIXES.union(extra_suffixes)))}"
+            )
         images += of_path
     return images
 
 
-def images_in(folder: Path, more: Sequence[str] = ()) -> list[Path]:
+def images_in(folder: Path, extra_suffixes: Sequence[str] = ()) -> list[Path]:
     """Return the images in a folder and its subfolders, sorted."""
-    suffixes = SUFFIXES.union(more)
+    suffixes = SUFFIXES.union(extra_suffixes)
     # Only regular files: reading a named pipe would block.
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
 

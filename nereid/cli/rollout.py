@@ -66,7 +66,7 @@ MaxLatencyIncrease = Annotated[
 ]
 MaxDisagreement = Annotated[
     float | None,
-    planned("Maximum fraction of shadow responses that disagree on the top class, 0 to 1.", "0.05"),
+    planned("Maximum fraction of shadow responses that fail or disagree, 0 to 1.", "0.05"),
 ]
 IfInconclusive = Annotated[
     str | None, planned("What to do after an inconclusive step: `pause` or `rollback`.", "pause")

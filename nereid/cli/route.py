@@ -280,7 +280,7 @@ def show_route(
     _print_shadows(route)
     print(
         f"default {route.default}, at most {route.max_in_flight} requests in flight, "
-        f"mirrored below {route.shadow_max_in_flight}"
+        f"shadowed only below {route.shadow_max_in_flight} requests in flight"
     )
     if route.has_fallbacks:
         order = [*route.fallbacks, *(["the configured answer"] if route.answer else [])]

@@ -114,8 +114,8 @@ def _show(diagnosis: "Diagnosis", contention: "Contention", window_s: float) -> 
     print(
         f"\nnow: the server uses {contention.own_cores:.1f} of {contention.cores} cores, other programs "
         f"{contention.other_cores:.1f}; {contention.wait_ratio:.2f} s of waiting for each second of work, "
-        f"{contention.faults_per_s:,.0f} page faults/s, {contention.switches_per_s:,.0f} forced switches/s, "
-        f"throttled {contention.throttled:.0%}"
+        f"{contention.faults_per_s:,.0f} page faults/s, {contention.switches_per_s:,.0f} involuntary context "
+        f"switches/s, throttled {contention.throttled:.0%}"
     )
     name = diagnosis.cause or "nothing unusual"
     print(f"\ncause: {name}: {diagnosis.why}\ntry:   {diagnosis.next_step}")

@@ -33,11 +33,11 @@ class _Mean:
 
     Attributes:
         in_flight_s: from admission to response.
-        share_s: the same, divided by the number of requests in flight.
+        server_time_s: the same, divided by the number of requests in flight.
     """
 
     in_flight_s: float
-    share_s: float
+    server_time_s: float
     changed_at: float
 
 
@@ -69,15 +69,15 @@ class UnitLatencies:
     def is_slow(self, key_id: str, model: str) -> bool:
         """Return whether other keys also use a model and either this key's requests or theirs are slow."""
         means = self._recent(model)
-        others = [mean.share_s for mean in self._others(key_id, means)]
-        share_s = means[key_id].share_s if key_id in means else 0.0
-        return bool(others) and max(share_s, median_high(others)) >= SLOW_REQUEST_S
+        others = [mean.server_time_s for mean in self._others(key_id, means)]
+        server_time_s = means[key_id].server_time_s if key_id in means else 0.0
+        return bool(others) and max(server_time_s, median_high(others)) >= SLOW_REQUEST_S
 
     def is_costly(self, key_id: str, model: str) -> bool:
         """Return whether a key's requests cost as much as large images, whatever they declare."""
         means = self._recent(model)
         mean = means.get(key_id)
-        return mean is not None and mean.share_s >= LARGE_COST * self._typical_s(key_id, means, mean)
+        return mean is not None and mean.server_time_s >= LARGE_COST * self._typical_s(key_id, means, mean)
 
     def expected_s(self, key_id: str, model: str) -> float:
         """Return a key's mean time per unit of cost; 0 if unknown."""
@@ -105,15 +105,16 @@ class UnitLatencies:
         if not key_id:
             return 0
         now_s, means = self._clock(), self._recent(model)
-        per_unit_s, share_s = seconds / cost, seconds / cost / in_flight
+        per_unit_s, server_time_s = seconds / cost, seconds / cost / in_flight
         mean = means.pop(key_id, None)
-        units = share_s / self._typical_s(key_id, means, mean or _Mean(per_unit_s, share_s, now_s)) * cost
+        new_mean = mean or _Mean(per_unit_s, server_time_s, now_s)
+        units = server_time_s / self._typical_s(key_id, means, new_mean) * cost
         if is_answered:
-            mean = mean or _Mean(per_unit_s, share_s, now_s)
+            mean = new_mean
         if mean and (is_answered or per_unit_s > mean.in_flight_s):
             weight = seconds / (seconds + AVERAGING_WINDOW_S)
             mean.in_flight_s += weight * (per_unit_s - mean.in_flight_s)
-            mean.share_s += weight * (share_s - mean.share_s)
+            mean.server_time_s += weight * (server_time_s - mean.server_time_s)
         if mean:
             self._keep(key_id, model, means, mean, now_s)
         return int(units) - cost if units >= LARGE_COST * cost else 0
@@ -165,7 +166,7 @@ class FairQueue:
         self._in_use_by_key = Counter[str]()
         self._used_s = defaultdict[str, float](float)
         self._last_s = defaultdict[str, float](float)
-        self._now_s = 0.0
+        self._virtual_time_s = 0.0
         self.in_use = 0
 
     @property
@@ -194,7 +195,7 @@ class FairQueue:
             self._newest, self._others_at = key_id, self._newest_at
         self._newest_at = self._clock()
         if key_id not in self._queues and not self._in_use_by_key[key_id]:
-            self._used_s[key_id] = max(self._used_s[key_id], self._now_s)
+            self._used_s[key_id] = max(self._used_s[key_id], self._virtual_time_s)
         if not self._queues and self._may_acquire(key_id, self._limit()):
             self._begin(key_id)
             return
@@ -231,7 +232,7 @@ class FairQueue:
     def _begin(self, key_id: str) -> None:
         self.in_use += 1
         self._in_use_by_key[key_id] += 1
-        self._now_s = max(self._now_s, self._used_s[key_id])
+        self._virtual_time_s = max(self._virtual_time_s, self._used_s[key_id])
 
     def _may_acquire(self, key_id: str, limit: int) -> bool:
         """Return whether a key may take a turn, leaving one free for others if there are any."""
@@ -269,7 +270,7 @@ class FairQueue:
         if (
             not self._in_use_by_key[key_id]
             and key_id not in self._queues
-            and self._used_s[key_id] <= self._now_s
+            and self._used_s[key_id] <= self._virtual_time_s
         ):
             for table in (self._in_use_by_key, self._used_s, self._last_s):
                 table.pop(key_id, None)
@@ -291,7 +292,7 @@ class ConcurrencyLimit:
 
     Attributes:
         limit: the current limit on requests in flight.
-        steady: the same, but not reduced while `limit` is halved for a probe.
+        steady_limit: the same, but not reduced while `limit` is halved for a probe.
         rtt_s: mean round trip of the last window, 0 before the first.
 
     Args:
@@ -316,8 +317,8 @@ class ConcurrencyLimit:
         self._set(self._limit)
 
     def _set(self, limit: float) -> None:
-        self._limit, self.steady = limit, int(limit)
-        self.limit = int(max(self._min_limit, limit / 2)) if self._is_probing else self.steady
+        self._limit, self.steady_limit = limit, int(limit)
+        self.limit = int(max(self._min_limit, limit / 2)) if self._is_probing else self.steady_limit
 
     def sample(self, rtt_s: float, in_flight: int, now_s: float) -> None:
         """Record a response that took `rtt_s` seconds and left `in_flight` requests in flight."""
@@ -426,7 +427,7 @@ class Admission:
             waiting += sum(
                 queue.waiting for (name, _), queue in self._queues_by_key.items() if name == key_id
             )
-        if waiting >= MAX_WAITING_PER_SLOT * self.concurrency_limit.steady:
+        if waiting >= MAX_WAITING_PER_SLOT * self.concurrency_limit.steady_limit:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
             )

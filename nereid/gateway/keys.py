@@ -155,11 +155,11 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 # "open": no key needed; "any": every valid key.
-Need = Literal["open", "any", "infer", "route", "admin"]
+RequiredScope = Literal["open", "any", "infer", "route", "admin"]
 EXPOSED_WITHOUT_KEYS = "listening beyond loopback needs API keys; fix: nereid key add NAME --scope infer"
 REQUIRED_WITHOUT_KEYS = "there are no API keys yet; fix: nereid key add NAME --scope infer"
 CHANGE_WITHOUT_KEYS = "a change needs a key; fix: nereid key add NAME --scope "
-CHANGE_NEEDS: tuple[Need, ...] = ("route", "admin")
+CHANGE_NEEDS: tuple[RequiredScope, ...] = ("route", "admin")
 KEY_INSTRUCTION = "send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 
@@ -180,11 +180,13 @@ def secret_of(headers: dict[bytes, bytes]) -> str:
     return raw_secret.decode("latin-1")
 
 
-def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need: Need) -> Key | None:
+def identify(
+    keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need: RequiredScope
+) -> Key | None:
     """Return the key of a request, or None if it sends no key and needs none.
 
     Args:
-        keys_needed: whether classifying and reading need a key; changes always do.
+        keys_needed: whether operations that change nothing need a key; changes always do.
         headers: headers of the request, by lower-case name.
 
     Raises:

@@ -22,7 +22,7 @@ class VariantState(Struct, frozen=True):
     breaker: str
 
 
-RolloutCommand = Literal["start", "pause", "resume", "promote", "abort"]
+RolloutOrder = Literal["start", "pause", "resume", "promote", "abort"]
 
 
 class RolloutState(Struct, frozen=True):
@@ -65,7 +65,7 @@ class Weights(Struct, forbid_unknown_fields=True):
 class RolloutChange(Struct, forbid_unknown_fields=True):
     """An order for a rollout; `candidate` and `steps` apply only to `start`."""
 
-    order: RolloutCommand
+    order: RolloutOrder
     candidate: str = ""
     steps: list[str | float] = []
 
@@ -83,8 +83,8 @@ class RouteControl(Protocol):
     def set_weights(self, wanted: Weights, author: str) -> RouteState:
         """Change the weights of some variants, and record the author; the others keep theirs."""
 
-    def issue_rollout_command(self, wanted: RolloutChange, author: str) -> RouteState:
-        """Start a rollout, or give a command to the active one, and record the author."""
+    def order_rollout(self, wanted: RolloutChange, author: str) -> RouteState:
+        """Start a rollout, or give an order to the active one, and record the author."""
 
 
 class RouteView:

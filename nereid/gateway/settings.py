@@ -20,9 +20,9 @@ class GatewaySettings:
 
     Attributes:
         url: Triton's HTTP address, HOST:PORT or `unix:PATH`.
-        model: the default model: a route, or another model that classifies images.
+        model: the default model: a route, or another model of any task.
         host: address to listen on; if no key is needed, only loopback names are valid in `Host`.
-        keys_needed: whether classifying and reading need a key on loopback too; elsewhere they always do.
+        keys_needed: whether operations that change nothing need a key on loopback too; elsewhere they do.
         allowed_hosts: additional names that are valid in `Host`; if keys are needed, () allows any name.
         cors_origins: origins of pages that may call the gateway, such as `https://photos.example`.
         rate_per_s: quota per key in images per second; None for no limit. A key may have its own.
@@ -82,7 +82,7 @@ class GatewaySettings:
 
     @property
     def requires_keys(self) -> bool:
-        """Return whether classifying and reading need a key."""
+        """Return whether operations that change nothing need a key."""
         return self.keys_needed or not self.is_on_loopback
 
     @property

@@ -14,7 +14,7 @@ from nereid.gateway.failures import Code, invalid_request, malformed_response
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
 from nereid.gateway.http.upload import FORM, JSON, ImageBody, cancel_on_disconnect
 from nereid.gateway.inference import ImageInference, run_inference
-from nereid.gateway.keys import Need
+from nereid.gateway.keys import RequiredScope
 from nereid.vision.imaging.formats.image_header import estimate_header_cost, read_header
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Operation:
     method: str
     path: str
     run: Handler
-    need: Need
+    need: RequiredScope
     response_class: Any
     query: Mapping[str, Parameter] = field(default_factory=dict)
     body: Any = None

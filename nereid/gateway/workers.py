@@ -160,7 +160,7 @@ class WorkerPool:
         while True:
             for number, status in self._ended().items():
                 self._forget(number)
-                self._delay(number, f"ended with status {status}")
+                self._delay(number, f"exited with status {status}")
             if not self._number_by_pid:  # exit, so that this process's supervisor notices
                 raise OperationFailed("all workers of the gateway have ended; their reasons are above")
             for number, back_off in enumerate(self._back_offs):
@@ -178,7 +178,7 @@ class WorkerPool:
 
     def _delay(self, number: int, reason: str) -> None:
         pause_s = self._back_offs[number].record_failure(time.monotonic())
-        self._log(f"worker {number} {reason}; it starts again in {pause_s:g} s")
+        self._log(f"worker {number} {reason}; restarting in {pause_s:g} s")
 
     def _is_stopped(self, timeout_s: float | None) -> bool:
         """Wait for a signal and return whether it stops the gateway."""

@@ -33,11 +33,11 @@ from nereid.repository.repository_index import (
 BACKENDS = frozenset({"onnxruntime", "preprocess", ROUTE, *PARTS_BY_BACKEND, *TASK_BY_BACKEND})
 # Instances of all models together, per core: while one model is idle, the others use all cores.
 PER_CORE = 2
-# Python's lock limits an instance of a route to about 1,000 requests per second (docs/performance.md).
+# Python's lock limits an instance of a route to about 1,000 requests per second.
 CORES_PER_ROUTE = 8
 # One process of a network with shared weights. Part of the available memory for all instances: requests,
 # the page cache and other programs need the rest.
-INSTANCE_BYTES, MEMORY_PART = 70_000_000, 0.5
+INSTANCE_BYTES, INSTANCES_MEMORY_FRACTION = 70_000_000, 0.5
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -128,7 +128,7 @@ def allocate_instances(
     counts = {
         name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in model_shares.items()
     }
-    allowed = machine.memory_bytes * MEMORY_PART
+    allowed = machine.memory_bytes * INSTANCES_MEMORY_FRACTION
     needed = sum(count * (instance_bytes or {}).get(name, INSTANCE_BYTES) for name, count in counts.items())
     if is_short := needed > allowed:
         counts = {name: max(1, int(count * allowed / needed)) for name, count in counts.items()}

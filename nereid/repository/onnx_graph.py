@@ -1,6 +1,7 @@
 """Walks over the parts of an ONNX ModelProto."""
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 # Domains whose operators every ONNX Runtime includes.
@@ -71,6 +72,49 @@ def graphs(graph: Any) -> Iterator[Any]:
     """Yield a graph and its subgraphs, such as the branches of an If."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from graphs(inner)
+        for inner in _subgraphs(node):
+            yield from graphs(inner)
+
+
+def _subgraphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def sort(model: Any) -> bool:
+    """Order the operators of a ModelProto by dependency as ONNX demands, also in subgraphs and functions.
+
+    Returns whether that changed the order. A graph with a cycle is left for the checker to refuse.
+    """
+    scopes = [graph for scope in (model.graph, *model.functions) for graph in graphs(scope)]
+    # The inner ones first, because a sorted graph has copies of its subgraphs.
+    changes = [_sort(scope.node) for scope in reversed(scopes)]
+    return any(changes)
+
+
+def _sort(operators: Any) -> bool:
+    unsorted = [*operators]
+    origins = {name: index for index, node in enumerate(unsorted) for name in node.output if name}
+    needs = {
+        index: {origins[name] for name in _reads(node) & origins.keys()}
+        for index, node in enumerate(unsorted)
+    }
+    if all(need < index for index, needed in needs.items() for need in needed):
+        return False
+    try:
+        order = [*TopologicalSorter(needs).static_order()]
+    except CycleError:
+        return False
+    del operators[:]
+    operators.extend(unsorted[index] for index in order)
+    return True
+
+
+def _reads(node: Any) -> set[str]:
+    """Return the tensors that an operator reads, also those that its subgraphs read from outside."""
+    names = {*node.input}
+    for graph in _subgraphs(node):
+        inner = {output.name for output in graph.output}.union(*map(_reads, graph.node))
+        own = {value.name for value in (*graph.input, *graph.initializer)}
+        names |= inner - own - {name for operator in graph.node for name in operator.output}
+    return names

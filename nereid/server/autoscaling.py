@@ -29,7 +29,7 @@ REFUSED_DELAYS_S, RESET_AFTER_S = (2.0, 5.0, 15.0, 60.0), 300.0
 # 0.1; a third process on two cores waits a third of the time.
 CPU_FULL, GPU_FULL = 0.25, 0.9
 # Requests and other programs need the rest of the free memory.
-MEMORY_PART = 0.8
+FREE_MEMORY_FRACTION = 0.8
 # Maximum fraction of time that the remaining instances would be busy.
 STAYING_BUSY = 0.5
 INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
@@ -165,7 +165,7 @@ def _full_memory(sample: LoadSample, count: int) -> str:
     if sample.gpu:  # the model's part of the used memory is unknown, but at most all of it
         rows.append(("memory of the GPU", sample.gpu.free_bytes, sample.gpu.used_bytes / sample.instances))
     for name, free, of_instance in rows:
-        if (needed := count * of_instance / MEMORY_PART) > free:
+        if (needed := count * of_instance / FREE_MEMORY_FRACTION) > free:
             return f"expected {format_bytes(int(needed))} of free {name}, got {format_bytes(int(free))}"
     return ""
 

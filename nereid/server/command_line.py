@@ -232,7 +232,7 @@ def check_options(options: ServerOptions) -> None:
         )
     known = {ENSEMBLE_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
     if profile != DEFAULT_PROFILE and profile not in known:
-        raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
+        raise ValueError(f"no model has the profile '{profile}', expected one of: {', '.join(sorted(known))}")
 
 
 def read_token(path: Path) -> str:

@@ -74,14 +74,14 @@ class GatewayProcess:
             return "the gateway is starting"
         if self._back_off.due_at is None:
             pause_s = self._back_off.record_failure(now_s)
-            self._log(f"supervisor: the gateway ended with status {status}; it starts again in {pause_s:g} s")
+            self._log(f"supervisor: the gateway exited with status {status}; restarting in {pause_s:g} s")
         elif now_s >= self._back_off.due_at:
             try:
                 self._launch()
             except OSError as error:
                 pause_s = self._back_off.record_failure(now_s)
                 self._log(f"supervisor: the gateway cannot be started: {error}; next try in {pause_s:g} s")
-        return f"the gateway ended with status {status}"
+        return f"the gateway exited with status {status}"
 
     def stop(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Stop the gateway; its requests may finish unless `is_hurried` returns true."""

@@ -170,7 +170,7 @@ def choose(
     """
     hint = ""
     if any(repository.glob(f"*/configs/{TUNED_PROFILE}.pbtxt")):
-        hint = f"another profile is there: --profile {TUNED_PROFILE}"
+        hint = f"a different profile already exists: --profile {TUNED_PROFILE}"
     path = environment.get("PATH", "")
     if reason := nvidia_smi.why_absent(path, devices):
         return Choice(DEFAULT_PROFILE, reason, hint=hint)

@@ -189,7 +189,7 @@ class ModelControl:
             except InferenceServerException as error:
                 text = error.message() or str(error)
                 if is_load and error.status() == LATE:
-                    raise Refused(f"not done after {timeout_s:g} s") from None
+                    raise Refused(f"timed out after {timeout_s:g} s") from None
                 if error.status() in UNREACHED and not any(phrase in text for phrase in REFUSALS):
                     raise NotReached(f"the server at {self._url} does not respond: {text}") from None
                 raise Refused(text) from None

@@ -220,6 +220,19 @@ def test_links_lead_somewhere():
     assert not broken, "\n".join(broken)
 
 
+def test_pages_named_in_code_exist(root):
+    """Upstream pages, which have capital letters, folders or an address, do not count."""
+    anchors = {page.name: prose.headings(page.read_text()) | {""} for page in (root / "docs").glob("*.md")}
+    named = [
+        (str(file.relative_to(root)), page, anchor)
+        for file in sorted((root / "nereid").rglob("*.py"))
+        for page, anchor in re.findall(r"(?<![\w/])docs/([a-z_-]+\.md)(?:#([\w-]+))?", file.read_text())
+    ]
+
+    assert len(named) > 5
+    assert [name for name in named if name[2] not in anchors.get(name[1], ())] == []
+
+
 def named(section: str) -> set[str]:
     """Return the code spans in the first two cells of each row."""
     cells = ["|".join(row.split("|")[1:3]) for row in re.findall(r"^\|.*\|$", section, re.M)]

@@ -1,4 +1,4 @@
-"""The architecture and its page as tests; `lint-imports` checks the package's layers (see `pyproject.toml`)."""
+"""The architecture and its page; `lint-imports` checks the layers of the package (see `pyproject.toml`)."""
 
 import ast
 import re

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import re
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,13 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from nereid.base import prometheus_text
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.base.prometheus_text import MetricSamples
 from nereid.repository.repository_index import unused_models
 from nereid.server.embedded_server import EmbeddedServer
 from tests.networks import serve
+from tests.routes import WATCHDOG_S
 
 TOKEN = "a-token-for-tests"
 # What the two sample photos show, as indices of ImageNet's classes.
@@ -24,6 +26,11 @@ def url(server: EmbeddedServer, protocol: str) -> str:
     return f"{server.options.host}:{getattr(server.options.ports, protocol)}"
 
 
+def metric(address: str, name: str, **labels: str) -> float:
+    """Return the sum of a metric on the page of an address."""
+    return MetricSamples.parse(prometheus_text.fetch(address, WATCHDOG_S)).total(name, labels)
+
+
 def group_members(leader: int) -> list[int]:
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -32,15 +39,6 @@ def group_members(leader: int) -> list[int]:
             if int(fields[2]) == leader and fields[0] != "Z":
                 members.append(int(stat.parent.name))
     return members
-
-
-def memory_bytes(leader: int) -> int:
-    """Return the memory of a process group, its shared pages counted once."""
-    texts = []
-    for pid in group_members(leader):
-        with contextlib.suppress(OSError):  # the process may end meanwhile
-            texts.append(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    return sum(int(kb) * 1024 for text in texts for kb in re.findall(r"^Pss: +(\d+) kB", text, re.M))
 
 
 def start(tmp_path_factory, profile: str, allow_shm: bool = False) -> EmbeddedServer:

@@ -1,22 +1,29 @@
 """The main job: the right class for a photo, over both protocols and in both profiles."""
 
+import random
 import re
 
 import httpx
 import numpy as np
 import pytest
 
+from loadtest.resource_usage import memory_bytes
 from nereid.base.assets import CHELSEA, COFFEE
+from nereid.client.client_errors import RequestRefused
 from nereid.insight.observe.doctor import TRITON_OF_PYTRITON
 from nereid.insight.tune import photos
 from nereid.tasks.classify.client import Classifier
+from nereid.tasks.classify.result import Prediction
 from tests.commands import captured
-from tests.e2e.conftest import ESPRESSO, url
+from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.networks import infer
+from tests.proof import REQUESTS
 
 PHOTOS = {"coffee": COFFEE.read_bytes(), "chelsea": CHELSEA.read_bytes()}
 PHOTOS |= {"640x427": photos.jpeg((640, 427)), "1080p": photos.jpeg((1920, 1080))}
 PHOTOS |= {"portrait": photos.jpeg((427, 640))}
+ANSWERS = {PHOTOS["coffee"]: {ESPRESSO}, PHOTOS["chelsea"]: CATS}
+BAD = [b"", b"not an image", PHOTOS["coffee"][:5_000]]
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:
@@ -81,3 +88,41 @@ def test_server_is_the_triton_that_doctor_names(server):
     version = httpx.get(f"http://{url(server, 'http')}/v2").json()["version"]
 
     assert any(release.startswith(version) for release in TRITON_OF_PYTRITON.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("server", "protocol"), [("cpu", "http"), ("ensemble", "grpc")], indirect=["server"], scope="session"
+)
+def test_no_answer_is_lost_or_mixed_up(server, protocol):
+    """Thousands of good and bad requests in flight together: each gets its own right answer or refusal."""
+    chance = random.Random(0)
+    images = [chance.choice([*ANSWERS, *ANSWERS, *BAD]) for _ in range(REQUESTS)]
+
+    with Classifier(url(server, protocol), protocol, concurrency=24) as classifier:
+        outcomes = list(classifier.classify_many(images, top_k=1))
+
+    assert len(outcomes) == REQUESTS
+    for image, outcome in zip(images, outcomes, strict=True):
+        if image in ANSWERS:
+            assert isinstance(outcome, Prediction), outcome
+            assert outcome.labels[0].index in ANSWERS[image]
+        else:
+            assert isinstance(outcome, RequestRefused), outcome
+
+
+@pytest.mark.slow
+def test_server_does_not_grow(fused):
+    """After a warm-up, the process tree grows by less per request than the smallest thing it could leak.
+
+    The smaller of the photos has 39 kB, its tensor 600 kB.
+    """
+    images = [*ANSWERS, BAD[1]] * (REQUESTS // 3)
+
+    with Classifier(url(fused, "grpc"), concurrency=24) as classifier:
+        list(classifier.classify_many(images[:300]))
+        before = memory_bytes(fused.pid)
+        list(classifier.classify_many(images))
+        after = memory_bytes(fused.pid)
+
+    assert (after - before) / len(images) < 20_000

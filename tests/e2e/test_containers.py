@@ -40,7 +40,7 @@ pytestmark = [
 REPAIRS = {
     "triton_python_backend_stub /data/models/classify/": ": loaded again in",
     "bin/tritonserver": "tritonserver is ready again",
-    "gateway_program gateway": "the gateway ended with status",
+    "gateway_program gateway": "the gateway exited with status",
 }
 
 

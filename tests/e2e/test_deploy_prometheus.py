@@ -43,7 +43,7 @@ PAUSE_S = 0.2
 PHOTO = CHELSEA.read_bytes()
 DAMAGED = PHOTO[: len(PHOTO) // 20]
 # A CPU has no metrics of a GPU, drift needs a reference (tests/e2e/test_drift.py), and fallbacks a failure
-# (tests/e2e/test_fallbacks.py).
+# (tests/e2e/test_supervision.py).
 OTHERS = ("nereid_drift_", "nereid_route_predicted_total", "nereid_route_fallbacks_total")
 ABSENT = gpu_metrics() | {
     series for family in families() if family.name.startswith(OTHERS) for series in family.series()

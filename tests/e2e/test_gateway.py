@@ -9,13 +9,11 @@ import httpx
 import pytest
 from PIL import Image
 
-from nereid.base import prometheus_text
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.base.prometheus_text import MetricSamples
 from nereid.gateway.admission import INITIAL_LIMIT
 from nereid.server.ports import free_ports
 from tests.deployment import running
-from tests.e2e.conftest import CATS, ESPRESSO, url
+from tests.e2e.conftest import CATS, ESPRESSO, metric, url
 from tests.gateways import check_schema
 from tests.pictures import save
 from tests.routes import wait_until
@@ -69,10 +67,6 @@ async def leave(port: int, after_s: float) -> None:
     await writer.drain()
     await asyncio.sleep(after_s)
     writer.transport.abort()
-
-
-def metric(address: str, name: str, **labels: str) -> float:
-    return MetricSamples.parse(prometheus_text.fetch(address, WATCHDOG_S)).total(name, labels)
 
 
 def closed(base: str) -> float:

@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import threading
@@ -25,8 +24,8 @@ from loadtest.attack.costly import COSTLY
 from nereid.base.assets import COFFEE, PARCEL_LABEL
 from nereid.cli.main import app
 from nereid.gateway.settings import GatewaySettings
-from nereid.server.ports import free_ports
-from tests.e2e.conftest import url
+from nereid.server.ports import free_ports, is_listening
+from tests.e2e.conftest import metric, url
 from tests.readers import crowded_page
 from tests.routes import wait_until
 from tests.supervised import gateway
@@ -152,11 +151,6 @@ def test_wrong_value_is_named(words, keys, code, text, tmp_path):
     assert code == 2 or done.stderr.count("\n") == 1
 
 
-def can_connect(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_second_signal_does_not_wait(tmp_path):
     with gateway(log := tmp_path / "log", "--url", "127.0.0.1:1", "--access-log") as (process, address):
         urllib.request.urlopen(f"{address}/healthz", timeout=WATCHDOG_S).close()
@@ -168,8 +162,7 @@ def test_second_signal_does_not_wait(tmp_path):
             )
             assert slow.recv(100).startswith(b"HTTP/1.1 100")
             process.send_signal(signal.SIGINT)
-            while can_connect(port):
-                pass
+            wait_until(lambda: not is_listening(process.pid, port), "the end of listening")
 
             process.send_signal(signal.SIGINT)
 
@@ -187,9 +180,8 @@ def connections_of(pid: int, port: int) -> int:
     return sum(link.laddr.port == port and link.status == psutil.CONN_ESTABLISHED for link in links)
 
 
-def requests_of(page: str) -> float:
-    values = re.findall(r'^nereid_gateway_requests_total\{endpoint="/predict".* (\S+)$', page, re.MULTILINE)
-    return sum(map(float, values))
+def requests_of(port: int) -> float:
+    return metric(f"127.0.0.1:{port}", "nereid_gateway_requests_total", endpoint="/predict")
 
 
 def test_workers_are_one_gateway(fused, tmp_path, nereid_key):
@@ -217,14 +209,14 @@ def test_workers_are_one_gateway(fused, tmp_path, nereid_key):
         with InferenceServerClient(f"127.0.0.1:{grpc}") as client:
             assert client.is_server_live()
         assert limited_statuses == {200: BURST, 429: 40 - BURST}
-        wait_until(lambda: requests_of(fetch(f"{address}/metrics")) == 80)
+        wait_until(lambda: requests_of(port) == 80)
         wait_until(lambda: json.loads(fetch(f"{address}/v1/live"))["outcomes"].get("ok") == 40 + BURST)
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: len({*workers_of(process.pid)} - {first}) == 2)
         wait_until(lambda: all(status == 200 for status, _ in pool.map(lambda _: post(address), range(20))))
         assert second in workers_of(process.pid)
-        assert "ended with status -9; it starts again in 0.1 s" in (tmp_path / "log").read_text()
-        wait_until(lambda: requests_of(fetch(f"{address}/metrics")) >= 100)
+        assert "exited with status -9; restarting in 0.1 s" in (tmp_path / "log").read_text()
+        wait_until(lambda: requests_of(port) >= 100)
 
         process.send_signal(signal.SIGTERM)
 

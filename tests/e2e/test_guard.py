@@ -2,12 +2,9 @@
 
 import asyncio
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +21,12 @@ from nereid.base.addresses import unix_path
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.client_errors import Overloaded
 from nereid.gateway import key_changes
+from nereid.server import run_dir
 from nereid.server.ports import is_listening
-from nereid.server.supervision.process_usage import GATEWAY_WORDS
 from nereid.tasks.classify.client import Classifier
 from tests.classifiers import check_bytes_are_sent, opened
 from tests.commands import captured
-from tests.e2e.conftest import ESPRESSO
+from tests.e2e.conftest import ESPRESSO, metric
 from tests.networks import CLIENTS, Arrays, arrays_of, assert_same, client_input
 from tests.pictures import encode
 from tests.proof import REQUESTS
@@ -174,27 +171,18 @@ def test_random_requests_are_answered(guarded):
 
 
 def test_killed_gateway_is_started_again(guarded):
-    pid, parent = guarded.pid, guarded.served.process.pid
-    children = [
-        word for file in Path(f"/proc/{parent}/task").glob("*/children") for word in file.read_text().split()
-    ]
-    (gateway,) = [pid for pid in children if GATEWAY_WORDS in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    pid = guarded.pid
+    (gateway,) = run_dir.find_gateways(guarded.served.base, REPOSITORY)
 
-    os.kill(int(gateway), signal.SIGKILL)
+    os.kill(gateway.pid, signal.SIGKILL)
 
-    assert '"gateway": "the gateway ended with status -9"' in guarded.served.why_not_ready()
-    assert "the gateway ended with status -9" in guarded.served.log
+    assert '"gateway": "the gateway exited with status -9"' in guarded.served.why_not_ready()
+    assert "the gateway exited with status -9" in guarded.served.log
 
-    def is_back() -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", guarded.served.ports["grpc"]), 1):
-                pass
-            with urllib.request.urlopen(f"http://{guarded.url('http')}/v2/health/ready", timeout=5) as page:
-                return page.status == 200
-        except OSError:
-            return False
-
-    wait_until(is_back, "the gateway")
+    wait_until(guarded.served.is_ready, "the gateway")
+    for protocol in CLIENTS:
+        with Classifier(guarded.url(protocol), protocol) as classifier:
+            assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
     assert guarded.pid == pid
 
 
@@ -214,16 +202,12 @@ def test_full_shared_memory_is_an_overload(tmp_path):
     photo = encode(np.zeros((2800, 2800, 3), np.uint8), "BMP")
 
     with serving(REPOSITORY, tmp_path / "run", "--guard", launcher=small) as served:
-
-        def limit() -> float:
-            page = urllib.request.urlopen(f"http://127.0.0.1:{served.ports['http']}/metrics").read().decode()
-            return float(re.search(r"^nereid_gateway_limit (\S+)$", page, re.MULTILINE)[1])
-
-        before = limit()
+        address = f"127.0.0.1:{served.ports['http']}"
+        before = metric(address, "nereid_gateway_limit")
         for protocol in CLIENTS:
             for model in ("classify", "classify_v1"):
                 with Classifier(f"127.0.0.1:{served.ports[protocol]}", protocol, model) as classifier:
                     with pytest.raises(Overloaded, match=r"overloaded: the memory .* share is full$"):
                         classifier.classify(photo)
                     assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
-        assert limit() < before
+        assert metric(address, "nereid_gateway_limit") < before

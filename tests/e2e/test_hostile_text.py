@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from loadtest.resource_usage import memory_bytes
 from nereid.base.contract import MAX_LINES
 from nereid.tasks.read.reading_settings import DEFAULT_MAX_READ_S
-from tests.e2e.conftest import memory_bytes, url
+from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS, label
 from tests.pictures import encode, save
 from tests.readers import page

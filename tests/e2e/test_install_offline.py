@@ -12,15 +12,7 @@ import pytest
 
 from tests.commands import captured
 from tests.conftest import ROOT
-from tests.offline_bundles import (
-    TAG,
-    THIS,
-    Bundle,
-    write_bundle,
-    write_leaf,
-    write_own_wheel,
-    write_pip_wheel,
-)
+from tests.offline_bundles import TAG, THIS, parts_of, write_bundle, write_leaf, write_own, write_pip
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -63,19 +55,19 @@ def version(environment: Path) -> str:
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
-    return [write_own_wheel(folder), write_leaf(folder, "2.0"), write_pip_wheel(folder)]
+    return [write_own(folder), write_leaf(folder, "2.0"), write_pip(folder)]
 
 
 @pytest.fixture(scope="module")
 def original(wheels, tmp_path_factory):
     bundle = write_bundle(tmp_path_factory.mktemp("original") / "bundle", wheels)
-    assert len(bundle.parts) > 1
+    assert len(parts_of(bundle)) > 1
     return bundle
 
 
 @pytest.fixture
 def bundle(original, tmp_path):
-    return Bundle(shutil.copytree(original.folder, tmp_path / "a stick" / "bundle"))
+    return shutil.copytree(original, tmp_path / "a stick" / "bundle")
 
 
 def expect_error(done: subprocess.CompletedProcess, target: Path, *passages: str, code: int = 1) -> None:
@@ -88,14 +80,14 @@ def expect_error(done: subprocess.CompletedProcess, target: Path, *passages: str
 
 def test_bundle_is_installed_once_without_an_index(original, target):
     """Parts in any order become an environment with the command, which is never replaced."""
-    done = install(target, *reversed(original.parts))
+    done = install(target, *reversed(parts_of(original)))
 
     assert done.returncode == 0, done.stderr
     assert "3 packages in the bundle" in done.stdout
     assert "installed nereid 0.1.0 with leaf 2.0 in" in done.stdout
     assert not (target / "nereid" / ".incomplete").exists()
     assert not (target / "elsewhere").exists()
-    again = install(target, *original.parts)
+    again = install(target, *parts_of(original))
     assert (again.returncode, "is in use" in again.stderr) == (1, True)
     assert version(target / "nereid") == "nereid 0.1.0 with leaf 2.0"
 
@@ -130,9 +122,9 @@ def test_packages_of_the_machine_are_used_if_they_fit(
     options, requirement, leaf, wheels, target, system, tmp_path
 ):
     (folder := tmp_path / "own").mkdir()
-    bundle = write_bundle(tmp_path / "bundle", [write_own_wheel(folder, requirement), *wheels[1:]])
+    bundle = write_bundle(tmp_path / "bundle", [write_own(folder, requirement), *wheels[1:]])
 
-    done = install(target, *options, "--python", system, *bundle.parts)
+    done = install(target, *options, "--python", system, *parts_of(bundle))
 
     assert done.returncode == 0, done.stderr
     assert "leaf 1.5; bundle: 2.0" in done.stdout
@@ -168,10 +160,10 @@ def flip_a_bit(path: Path) -> None:
     ),
 )
 def test_incomplete_bundle_is_an_error(harm, passages, bundle, target):
-    count, part, sums = len(bundle.parts), bundle.parts[1], bundle.folder / "SHA256SUMS"
+    count, part, sums = len(parts_of(bundle)), parts_of(bundle)[1], bundle / "SHA256SUMS"
     harm(part, sums)
 
-    done = install(target, *bundle.parts)
+    done = install(target, *parts_of(bundle))
 
     about = {"count": count, "left": count - 1, "part": part, "sums": sums}
     expect_error(done, target, *(passage.format(**about) for passage in passages))
@@ -186,7 +178,7 @@ def test_wrong_target_is_an_error(tags, problem, wheels, target, tmp_path):
     (target / "programs" / "python3").symlink_to(sys.executable)
     bundle = write_bundle(tmp_path / "bundle", wheels, tags)
 
-    expect_error(install(target, *bundle.parts), target, problem, "; fix: ")
+    expect_error(install(target, *parts_of(bundle)), target, problem, "; fix: ")
 
 
 def lacking_python(target: Path) -> list[str]:
@@ -228,7 +220,7 @@ def test_unsuitable_machine_is_an_error(arrange, passages, bundle, target):
     words = arrange(target)
     before = {*target.rglob("*")}
 
-    expect_error(install(target, *bundle.parts, *words), target, *passages)
+    expect_error(install(target, *parts_of(bundle), *words), target, *passages)
 
     assert {*target.rglob("*")} == before
 
@@ -246,7 +238,7 @@ def test_failure_of_pip_leaves_nothing(wheels, target, tmp_path):
     own_wheel, _, pip = wheels
     bundle = write_bundle(tmp_path / "bundle", [own_wheel, pip])
 
-    expect_error(install(target, *bundle.parts), target, "leaf", "error: pip failed")
+    expect_error(install(target, *parts_of(bundle)), target, "leaf", "error: pip failed")
 
 
 def test_repeat_repairs_a_killed_installation(bundle, target):
@@ -256,7 +248,7 @@ def test_repeat_repairs_a_killed_installation(bundle, target):
     (folder / ".incomplete").mkdir(parents=True)
     (folder / "stale").touch()
 
-    done = install(target, *bundle.parts, "--into", "my tools/nereid", f"--python={sys.executable}")
+    done = install(target, *parts_of(bundle), "--into", "my tools/nereid", f"--python={sys.executable}")
 
     assert (done.returncode, "removing an incomplete installation" in done.stdout) == (0, True), done.stderr
     assert version(folder) == "nereid 0.1.0 with leaf 2.0"
@@ -264,7 +256,7 @@ def test_repeat_repairs_a_killed_installation(bundle, target):
 
 
 def test_interrupted_installation_leaves_nothing(bundle, target):
-    command = ["sh", str(INSTALLER), *map(str, bundle.parts)]
+    command = ["sh", str(INSTALLER), *map(str, parts_of(bundle))]
     environment = {"PATH": str(target / "programs"), "HOME": str(target)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, cwd=target, env=environment, start_new_session=True, **quiet)
@@ -283,7 +275,7 @@ def test_built_bundle_installs_the_project(target, tmp_path):
         [*command, "--out", str(tmp_path / "bundle")], cwd=ROOT, env=environment, timeout=BUILD_S
     )
     assert built.returncode == 0, built.stderr
-    parts = Bundle(tmp_path / "bundle").parts
+    parts = parts_of(tmp_path / "bundle")
 
     done = install(target, *parts)
 

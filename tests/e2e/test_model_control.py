@@ -1,8 +1,12 @@
-"""Models are loaded and unloaded on the real server while it serves requests."""
+"""Models are loaded and unloaded on the real server while it serves; refusals are in NVIDIA's words.
+
+Of the refusals, tests/unit/test_onnx_file.py and tests/unit/test_session_options.py have all.
+"""
 
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -11,10 +15,11 @@ from pathlib import Path
 
 import onnx
 import pytest
+from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.processes import in_background
-from tests.networks import connect, serve
+from tests.networks import ONE_INSTANCE, connect, identity, serve, store, tensor
 from tests.publishing import added
 from tests.routes import NETWORK, adding, store_adding, wait_until
 from tests.tables import cases
@@ -23,11 +28,18 @@ from tests.tables import cases
 LOAD_S = 60
 # After a failed reload this core waits at its exit for a model that never ends, with any backend.
 STOP_SOON = "--exit-timeout-secs=3"
+ROWS = identity("FP32", ["batch", 4])
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serve(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run"), STOP_SOON) as running:
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, log):
+    models, run = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run")
+    with serve(models, run, STOP_SOON, log=log.append) as running:
         yield running
 
 
@@ -131,3 +143,53 @@ def test_load_request_may_have_a_network(server, client):
     assert added(server, "carried") == 5
     assert client.is_model_ready("carried", "7")
     assert not client.is_model_ready("carried", "1")
+
+
+def check_refused(client, log: list[str], name: str, message: str) -> None:
+    """Load a stored model; client and log must have the reason, in the log as its first line."""
+    with pytest.raises(InferenceServerException) as refused:
+        client.load_model(name)
+
+    pattern = rf"failed to load '{name}' version 1: (.*?)(\\n|\"?$)"
+    assert message in refused.value.message()
+    texts = wait_until(lambda: [hit[1] for line in [*log] if (hit := re.search(pattern, line))], "the log")
+    assert message in texts[0].replace('\\"', '"')
+
+
+def test_bad_config_is_refused_in_the_words_of_nvidia(server, client, log):
+    """NVIDIA's backend prints the datatype of the wire behind TYPE_."""
+    tensors = tensor("input", "x", "FP32", [4]) + tensor("output", "y", "FP32", [4])
+    config = f"{ONE_INSTANCE}max_batch_size: 4\n{tensors}"
+    store(server.options.repository, "datatype", identity("STRING", ["batch", 4]), config)
+    said = "configuration expects datatype TYPE_FP32 for input 'x', model provides TYPE_BYTES"
+
+    check_refused(client, log, "datatype", f"unable to load model 'datatype', {said}")
+
+
+def test_network_that_cannot_be_read_is_named_by_its_path(server, client, log):
+    """`model.onnx` is a folder without the file, or damaged, which ONNX Runtime says in its own words."""
+    config = ONE_INSTANCE + 'backend: "onnxruntime"\n'
+    missing, broken = (store(server.options.repository, name, ROWS, config) for name in ("missing", "broken"))
+    broken.write_bytes(b"no protobuf")
+    missing.unlink()
+    missing.mkdir()
+
+    check_refused(client, log, "broken", f"onnx runtime error 7: Load model from {broken} failed")
+    check_refused(
+        client, log, "missing", f"unable to find '{missing / 'model.onnx'}' for model instance 'missing'"
+    )
+
+
+def test_config_is_completed_from_the_network(server, client, log):
+    store(server.options.repository, "bare", ROWS, None)
+    client.load_model("bare")
+    config = client.get_model_config("bare").config
+
+    described = [(entry.name, entry.data_type, list(entry.dims)) for entry in (*config.input, *config.output)]
+    assert described == [(name, model_config_pb2.TYPE_FP32, [4]) for name in ("x", "y")]
+    assert (config.max_batch_size, list(config.dynamic_batching.preferred_batch_size)) == (4, [4])
+    message = "autofilled max_batch_size to 4 for model 'bare' since batching is supporrted but no "
+    message += "max_batch_size is specified in model configuration. Must specify max_batch_size to "
+    message += "utilize autofill with a larger max batch size"
+    warnings = wait_until(lambda: [line for line in [*log] if message in line], "the warning")
+    assert warnings[0].startswith("W")

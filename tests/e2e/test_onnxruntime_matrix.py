@@ -14,10 +14,8 @@ import pytest
 import tritonclient.grpc
 from onnx import helper
 
-from nereid.base import prometheus_text
-from nereid.base.prometheus_text import MetricSamples
 from nereid.vision.inference import shared_weights, version_state
-from tests.e2e.conftest import group_members, url
+from tests.e2e.conftest import group_members, metric, url
 from tests.networks import (
     DATATYPES,
     ONE_INSTANCE,
@@ -204,12 +202,9 @@ def executions(server, model: str) -> int:
         return client.get_inference_statistics(model).model_stats[0].execution_count
 
 
-def metric(server, name: str, **labels: str) -> float:
-    return MetricSamples.parse(prometheus_text.fetch(url(server, "metrics"), LAG_S)).total(name, labels)
-
-
 def await_metric(server, name: str, expected: float, **labels: str) -> None:
-    wait_until(lambda: metric(server, name, **labels) == expected, f"{name} {expected}", LAG_S)
+    address = url(server, "metrics")
+    wait_until(lambda: metric(address, name, **labels) == expected, f"{name} {expected}", LAG_S)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -259,7 +254,7 @@ def test_model_runs_each_batch_size_before_it_is_ready(server):
 
     assert_same(infer(server, "warm", {"x": x}), {"y": x})
     await_metric(server, "nereid_onnxruntime_batch_size_count", 1, model="warm")
-    assert metric(server, "nereid_onnxruntime_warm_up_runs_total", model="warm") == 3
+    assert metric(url(server, "metrics"), "nereid_onnxruntime_warm_up_runs_total", model="warm") == 3
 
 
 def test_all_instances_map_the_same_file(server):
@@ -329,4 +324,4 @@ def test_cancelled_request_does_not_run(server):
     assert [isinstance(outcome, Exception) for outcome in outcomes].count(True) == 1
     await_metric(server, runs, 2, model="slow")
     await_metric(server, "nereid_onnxruntime_rejected_total", 1, model="slow", reason="cancelled")
-    assert metric(server, runs, model="slow") == 2
+    assert metric(url(server, "metrics"), runs, model="slow") == 2

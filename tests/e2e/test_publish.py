@@ -10,26 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadtest.resource_usage import memory_bytes
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.processes import in_background
 from nereid.models.publish.network import versions
-from nereid.models.publish.publisher import publish, retire, rollback
+from nereid.models.publish.publisher import retire, rollback
 from nereid.models.routes.change import Superseded, change, propose_weights
 from nereid.models.routes.location import find_route
 from nereid.repository.repository_index import versions_on_disk
 from nereid.server.run_dir import ServerInfo
-from tests.e2e.conftest import memory_bytes
 from tests.proof import IS_PROOF
-from tests.publishing import (
-    NET,
-    ONLY_FIRST,
-    OTHER_ANSWERS,
-    ROUTE,
-    candidate,
-    contents,
-    publish_number,
-    store_published,
-)
+from tests.publishing import NET, ONLY_FIRST, ROUTE, contents, publish_number, store_published
 from tests.routes import ALL_VERSIONS, Load, RouteResponse, X, answered_by, serve_routes, wait_until
 
 # `make proof` runs 100 cycles; CI runs three.
@@ -109,7 +100,7 @@ def test_version_that_the_server_cannot_load_is_undone(served, server_info, tmp_
 
     known = set((served.repository / NET).glob("*/model.onnx"))
     with pytest.raises(OperationFailed, match=r"failed and was undone: .*onnx runtime error"):
-        publish(served.repository, NET, candidate(tmp_path, 9), server_info, OTHER_ANSWERS, report=damage)
+        publish_number(served.repository, tmp_path, server_info, 9, report=damage)
 
     assert contents(served.repository) == before
     assert (served.send(ROUTE).scores == X + 1).all()

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from contextlib import ExitStack
 
 import onnx
 import pytest
@@ -10,12 +11,13 @@ from PIL import Image
 from nereid import Classifier, NereidError
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.files import state_folder
+from nereid.base.processes import in_background
 from nereid.models.publish.add import AddProposal, AddRequest, add
 from nereid.models.publish.remove import reload, remove
 from nereid.server.model_control import ModelControl
 from tests.pictures import save
 from tests.publishing import contents, store_published
-from tests.routes import serve_routes, wait_until
+from tests.routes import WATCHDOG_S, serve_routes, wait_until
 from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.slow
@@ -40,9 +42,9 @@ def file(tmp_path):
 def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
     repository, server_info = site
     add(repository, AddRequest(file, "gone", SCALE, profiles=("cpu",)), server_info)
-    outcomes, is_over = [], threading.Event()
+    outcomes = []
 
-    def send() -> None:
+    def send(is_over: threading.Event) -> None:
         with Classifier(server_info.url("grpc"), model="gone") as classifier:
             while not is_over.is_set():
                 try:
@@ -50,15 +52,12 @@ def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
                 except NereidError as error:
                     outcomes.append(str(error))
 
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: len(outcomes) > 50)
-    remove(repository, "gone", server_info)
-    wait_until(lambda: isinstance(outcomes[-1], str))
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(in_background("sending", send, WATCHDOG_S))
+        wait_until(lambda: len(outcomes) > 50)
+        remove(repository, "gone", server_info)
+        wait_until(lambda: isinstance(outcomes[-1], str))
 
     answers = [outcome for outcome in outcomes if isinstance(outcome, int)]
     assert len(set(answers)) == 1

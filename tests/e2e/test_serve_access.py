@@ -28,13 +28,26 @@ WATCHDOG_S = 60
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    """A server of a copy of the default models and another one, with the operator's token."""
     folder = tmp_path_factory.mktemp("site")
-    repository = folder / "models"
+    repository = shutil.copytree(REPOSITORY, folder / "models")
     store_eyes(repository, "eyes", 0.5)
     (folder / "token").touch(0o600)
     (folder / "token").write_text(f"{TOKEN}\n")
-    with serving(repository, folder / "run", "--token-file", str(folder / "token")) as served:
+    (folder / "empty").mkdir()
+    (port,) = free_ports(1)
+    ports = ("--grpc-port", str(port), "--metrics-port", str(port + 1))
+    with serving(repository, folder / "run", *ports, "--token-file", str(folder / "token")) as served:
         yield served
+
+
+def elsewhere(site, *words: str, token_file: Path | str = "token") -> subprocess.CompletedProcess:
+    """Run a command that cannot find the server, with its name and a file of its folder."""
+    folder = site.repository.parent
+    named = ["--server", f"127.0.0.1:{site.ports['grpc']}", "--token-file", str(folder / token_file)]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "empty")}
+    command = [NEREID, *words, "--repository", str(site.repository), *named]
+    return captured(command, env=environment, timeout=WATCHDOG_S)
 
 
 def curl(served, path: str, *words: str) -> tuple[int, str]:
@@ -112,31 +125,7 @@ def test_unprotected_server_stays_on_this_machine(words, message, tmp_path):
     assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
-    """A server of a copy of the default models; yields it, and how to run a command that cannot find it."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    repository = shutil.copytree(REPOSITORY, folder / "models")
-    (folder / "token").touch(0o600)
-    (folder / "token").write_text(f"{TOKEN}\n")
-    (folder / "empty").mkdir()
-    (port,) = free_ports(1)
-    ports = ("--grpc-port", str(port), "--metrics-port", str(port + 1))
-    with serving(repository, folder / "run", *ports, "--token-file", str(folder / "token")) as served:
-
-        def run(*words: str, token_file: Path = folder / "token") -> subprocess.CompletedProcess:
-            named = ["--server", f"127.0.0.1:{served.ports['grpc']}", "--token-file", str(token_file)]
-            return captured(
-                [NEREID, *words, "--repository", str(repository), *named],
-                env=os.environ | {"XDG_RUNTIME_DIR": str(folder / "empty")},
-                timeout=WATCHDOG_S,
-            )
-
-        yield served, run
-
-
-def test_commands_work_with_a_named_server(elsewhere, tmp_path):
-    served, run = elsewhere
+def test_commands_work_with_a_named_server(site, tmp_path):
     network = onnx.load(REPOSITORY / "efficientnet_lite0/1/model.onnx")
     network.doc_string = "of other bytes"
     onnx.save(network, tmp_path / "new.onnx")
@@ -148,21 +137,21 @@ def test_commands_work_with_a_named_server(elsewhere, tmp_path):
         ("reload", "classify_v1"),
         ("status",),
     ]
-    results = [run(*words) for words in commands]
+    results = [elsewhere(site, *words) for words in commands]
 
     assert [done.stderr for done in results if done.returncode] == []
-    assert ModelControl(served.server_info).is_ready("classify_v3", 1)
+    assert ModelControl(site.server_info).is_ready("classify_v3", 1)
     assert "running, profile cpu" in results[-1].stdout
 
 
-def test_commands_need_the_token_of_a_named_server(elsewhere, tmp_path):
-    _, run = elsewhere
+def test_commands_need_the_token_of_a_named_server(site, tmp_path):
     (tmp_path / "wrong").write_text("something else")
     (tmp_path / "nothing").touch()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
 
     wrong, nothing, no_text = (
-        run("reload", "classify_v1", token_file=tmp_path / name) for name in ("wrong", "nothing", "bytes")
+        elsewhere(site, "reload", "classify_v1", token_file=tmp_path / name)
+        for name in ("wrong", "nothing", "bytes")
     )
 
     assert (wrong.returncode, "restricted" in wrong.stderr) == (1, True), wrong.stderr

@@ -34,6 +34,9 @@ from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, image_
 
 # Of each kind of process: 2 in CI, 20 in `make proof`.
 KILLS = max(2, REQUESTS // 1000)
+CALLERS = 12
+# Numbers of the default variant of a route, of its fallback, and of the configured answer.
+DEFAULT, SPARE, ANSWER = 51.0, 21.0, -1.0
 TWO_INSTANCES = "instance_group { kind: KIND_CPU count: 2 }\n"
 
 
@@ -43,7 +46,8 @@ def served(tmp_path_factory):
     base = tmp_path_factory.mktemp("supervision")
     repository = base / "repository"
     store_eyes(repository, "eyes", 10)
-    store_eyes(repository, "other", 20)
+    store_eyes(repository, "first", 50, sleep_s=0.01, instances=1)
+    store_eyes(repository, "spare", 20, sleep_s=0.01)
     store_eyes(repository, "slow", 30, sleep_s=0.01)
     store_eyes(repository, "single", 40, instances=1)
     store(repository, "bare", adding(1), config=None)
@@ -54,8 +58,13 @@ def served(tmp_path_factory):
     # Its breaker closes only when the supervisor has replaced the process.
     alone = document(variant("only", "single", 1), breaker={"open_s": 600})
     store_router(repository, "alone", alone, config=IMAGE_TO_SCORES)
+    # A process that hangs is killed after about ten seconds, and deadlines count from the arrival.
+    variants = variant("first", "first", 1, deadline_ms=30_000), variant("spare", "spare", deadline_ms=30_000)
+    spared = document(*variants, fallbacks=["spare"], answer={"scores": ANSWER})
+    store_router(repository, "spared", spared, config=IMAGE_TO_SCORES)
     with serving(repository, base / "run") as running:
         wait_until(running.is_ready, "ready")
+        wait_until(lambda: running.metric("probes_total", model="spared") > 1, "probes")
         yield running
 
 
@@ -215,6 +224,48 @@ def test_instance_with_a_broken_device_is_replaced(served):
     wait_until(lambda: not before & {stub.process for stub in served.stubs("fragile")}, "new processes")
     assert "supervisor: model 'fragile' version 1 had a failed device" in served.log
     assert served.triton_metric("nereid_onnxruntime_device_failures_total", model="fragile") == 1
+
+
+def counted(served: Served, to: str) -> float:
+    return served.triton_metric("nereid_route_fallbacks_total", to=to)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_request_is_lost_with_the_default(served, number):
+    before = counted(served, "spare")
+    with calling(served, "spared", CALLERS) as calls:
+        wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
+        os.kill(newest(served, "first").process.pid, number)
+        wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
+        wait_until(served.is_ready, "ready again")
+        back = time.monotonic()
+        wait_until(lambda: DEFAULT in calls.since(back), "responses of the default again")
+
+    assert {*calls.since()} == {DEFAULT, SPARE}
+    total = before + calls.count(SPARE)
+    wait_until(lambda: counted(served, "spare") == total, f"{total} counted fallbacks")
+
+
+@pytest.mark.slow
+def test_answer_is_sent_while_no_variant_is_there(served):
+    model_control, before = ModelControl(served.server_info), counted(served, "spare")
+    answered = counted(served, "answer")
+    with calling(served, "spared", CALLERS) as calls:
+        wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
+        model_control.unload("first")
+        wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
+        model_control.unload("spare")
+        wait_until(lambda: counted(served, "answer") > answered + 50, "configured answers")
+        model_control.load("spare")
+        model_control.load("first")
+        wait_until(served.is_ready, "ready again")
+        back = time.monotonic()
+        wait_until(lambda: DEFAULT in calls.since(back), "responses of the default again")
+
+    assert {*calls.since()} == {DEFAULT, SPARE, ANSWER}
+    totals = answered + calls.count(ANSWER), before + calls.count(SPARE)
+    wait_until(lambda: (counted(served, "answer"), counted(served, "spare")) == totals, f"{totals} counted")
 
 
 def waited_for(supervisor: int) -> int:

@@ -17,7 +17,8 @@ import pytest
 
 from loadtest.torture.traffic import Traffic, classifiers
 from nereid.base.assets import REPOSITORY
-from tests.routes import wait_until
+from tests.publishing import edit_route
+from tests.routes import variant, wait_until
 from tests.supervised import NEREID, serving
 from tests.tables import cases
 
@@ -26,19 +27,15 @@ pytestmark = pytest.mark.nightly(minutes=1)
 CALLERS, PER_S, INTERVAL_S = 4, 4.0, 6.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 LINES, COLUMNS = 24, 80
-# 3 of 4 requests go to v1.
-WEIGHTS = {"v1": 3, "v2": 1}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("top")
     repository = shutil.copytree(REPOSITORY, folder / "models")
-    file = repository / "classify.route.json"
-    document = json.loads(file.read_text())
-    for variant in document["variants"]:
-        variant["weight"] = WEIGHTS[variant["name"]]
-    file.write_text(json.dumps(document))
+    # 3 of 4 requests go to v1.
+    variants = [variant("v1", "classify_v1", 3), variant("v2", "classify_v2", 1)]
+    edit_route(repository, "classify", variants=variants)
     with serving(repository, folder / "run", "--guard") as server:
         yield server
 

@@ -4,13 +4,14 @@ import json
 import random
 import shutil
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
 import pytest
 
-from nereid.base.assets import COFFEE, REPOSITORY
+from nereid.base.assets import COFFEE, PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.tracing.collector import HOLD_S
 from nereid.server.model_control import ModelControl
 from nereid.tasks.classify.client import Classifier
@@ -21,6 +22,8 @@ from tests.supervised import gateway_of, serving
 ROUTE, ATTEMPT, PINNED = "route classify", "attempt v1", "classify_v1"
 STAGES = {"cpu": {PINNED: ["decode", "resize", "network"]}}
 STAGES["ensemble"] = {"imagenet_preprocess": ["decode", "resize"], "efficientnet_lite0": ["network"]}
+NETWORKS = ("text_detect", "text_direction", "text_recognise")
+READING_STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
 SHADOW = {"name": "s", "model": "classify_v2", "version": 1, "percent": 100, "deadline_ms": 5000}
 SLOW_MS = 100_000
 PHOTO, JPEG = COFFEE.read_bytes(), {"content-type": "image/jpeg"}
@@ -240,3 +243,33 @@ def test_why_explains_recorded_requests(traced):
     assert 0.9 < one["confidence"] <= 1
     assert "cause:" in traced.served.run("why", "--since", "1h").stdout
     assert "network" in traced.served.run("why", "--request", trace).stdout
+
+
+@pytest.mark.slow
+def test_networks_of_a_reader_are_in_its_trace(tmp_path):
+    """The networks of a reader are models of the server: their spans are below its own."""
+    pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+    repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
+    trace, caller = f"{random.getrandbits(128):032x}", "b" * 16
+    headers = {"traceparent": f"00-{trace}-{caller}-01", "Inference-Header-Content-Length": "0"}
+    with receiving() as receiver:
+        words = "--otlp", receiver.endpoint, "--trace-share", "0", "--access-log", "--profile", "ensemble"
+        with serving(repository, tmp_path / "run", *words) as served:
+            address = f"http://127.0.0.1:{served.ports['http']}/v2/models/read_text/infer"
+            image = PARCEL_LABEL.read_bytes()
+            answer = httpx.post(address, content=image, headers=headers, timeout=WATCHDOG_S)
+            assert answer.status_code == 200
+            names = ("route read_text", "attempt v1", "read_text_v1", *READING_STAGES, *NETWORKS)
+            spans = receiver.wait_for(trace, *names)
+            line = served.access_line(trace)
+
+    root_of(spans, caller)
+    (reader,) = (span for span in spans if span.name == "read_text_v1")
+    networks = [span for span in spans if span.name in NETWORKS]
+    assert {span.parent for span in networks} == {reader.span}
+    assert all(reader.begin_ns <= span.begin_ns <= span.end_ns <= reader.end_ns for span in networks)
+    assert all(span.attributes["nereid.queue_ms"] >= 0 for span in networks)
+    assert Counter(span.name for span in spans)["network"] == len(networks)
+    assert line["name"] == "route read_text"
+    assert {*READING_STAGES} <= {*line["stages_ms"]}
+    assert sum(line["stages_ms"].values()) == pytest.approx(line["ms"], rel=0.01)

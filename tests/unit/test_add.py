@@ -220,6 +220,23 @@ def test_given_resize_replaces_that_of_the_metadata(repository, file):
     assert parameters == {"resize": "exact", "interpolation": "bilinear"} | numbers
 
 
+@pytest.mark.parametrize("side", [SIDE // 2, 2 * SIDE])
+def test_crop_for_another_size_is_refused(side, repository, file):
+    """The message names the file, and the resizing that has the same effect for this network."""
+    numbers = {"input_size": [3, side, side], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.8}
+    (file.parent / "config.json").write_text(json.dumps({"pretrained_cfg": numbers}))
+
+    message = rf"timm's 'config.json' .* {SIDE} x {SIDE} .* {side} x {side}; fix: .*resize_shorter_px=(\d+)"
+    with pytest.raises(WrongUsage, match=message) as refusal:
+        add(repository, request(file, parameters={}), None)
+    scaled = str(refusal.value).rpartition("=")[2]
+    add(repository, request(file, parameters={"resize_shorter_px": scaled}), None)
+
+    parameters = ModelConfig.from_file(repository / "small_preprocess", 1).parameters
+    assert abs(int(parameters["resize_shorter_px"]) - SIDE / 0.8) <= 1
+    assert parameters["mean"] == "127.5, 127.5, 127.5"
+
+
 NAMES = [f"name {number}" for number in range(CLASSES)]
 
 

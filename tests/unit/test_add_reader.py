@@ -147,6 +147,15 @@ def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
         add(repository, request(tmp_path / "own.onnx"), None)
 
 
+def test_steps_first_that_the_file_does_not_show_are_refused(repository, tmp_path):
+    onnx.save(TestRecogniser(has_softmax=True, output="T,B").build(), tmp_path / "own.onnx")
+
+    with pytest.raises(
+        OperationFailed, match=r"\[1,steps\] for one line, got \[\d+,1\], probably steps first"
+    ):
+        add(repository, request(tmp_path / "own.onnx"), None)
+
+
 @pytest.mark.nightly(minutes=1)
 def test_next_version_is_changed_and_compared_by_its_text(repository, file, tmp_path):
     add(repository, request(file), None)

@@ -22,29 +22,22 @@ from nereid.base.errors import DeadlineExceeded, InvalidRequest
 from nereid.base.units import format_bytes, format_duration, format_ms
 from nereid.base.watched_folder import Arrivals
 from tests.commands import captured
-from tests.tables import cases, rows
+from tests.tables import cases
 
 
-@rows(
-    (0, "0 bytes"),
-    (53_100, "53.1 kB"),
-    (18_600_000, "18.6 MB"),
-    (33_554_432, "32 MiB"),
-    (2_500_000_000, "2.5 GB"),
+@cases(
+    bytes=(
+        format_bytes,
+        (0, 53_100, 18_600_000, 33_554_432, 2_500_000_000),
+        ["0 bytes", "53.1 kB", "18.6 MB", "32 MiB", "2.5 GB"],
+    ),
+    ms=(format_ms, (0, 0.001, 0.04, 12.54, 1250), ["0.0 ms", "< 0.01 ms", "0.04 ms", "12.5 ms", "1.25 s"]),
+    minutes=(format_duration, (0, 59.6, 61, 3599), ["0 s", "60 s", "1 min", "59 min"]),
+    hours=(format_duration, (19_300, 273_700), ["5 h 21 min", "3 d 4 h"]),
 )
-def test_size_has_a_readable_unit(count, text):
-    """A small size is not 0.0 MB, and a limit is not 33554432 bytes."""
-    assert format_bytes(count) == text
-
-
-@rows((0, "0.0 ms"), (0.001, "< 0.01 ms"), (0.04, "0.04 ms"), (12.54, "12.5 ms"), (1250, "1.25 s"))
-def test_duration_has_a_readable_unit(value_ms, text):
-    assert format_ms(value_ms) == text
-
-
-def test_durations_have_two_units_at_most():
-    texts = ["0 s", "60 s", "1 min", "59 min", "5 h 21 min", "3 d 4 h"]
-    assert [format_duration(seconds) for seconds in (0, 59.6, 61, 3599, 19_300, 273_700)] == texts
+def test_number_has_a_readable_unit(formatted, values, texts):
+    """A small size is not 0.0 MB, and a limit is not 33554432 bytes; durations have two units at most."""
+    assert [formatted(value) for value in values] == texts
 
 
 @pytest.mark.parametrize("kind", [kind for kind in errors._ERRORS.values() if kind is not errors.StubDied])
@@ -440,10 +433,10 @@ def test_locks_end_with_their_process(tmp_path):
         assert files.is_locked(tmp_path)
 
 
-@pytest.fixture
-def watched(tmp_path):
-    now = 0.0
-    (tmp_path / "old").write_bytes(b"1")
+def test_file_is_reported_once_it_is_stable(tmp_path):
+    """A replaced file is new, too; one that was there before is not."""
+    now, new, old = 0.0, tmp_path / "new", tmp_path / "old"
+    old.write_bytes(b"1")
     arrivals = Arrivals(lambda: sorted(tmp_path.iterdir()), settle_s=1.0, clock=lambda: now)
 
     def after(seconds: float) -> list[str]:
@@ -451,32 +444,21 @@ def watched(tmp_path):
         now += seconds
         return [path.name for path in arrivals.step()]
 
-    return tmp_path, after
-
-
-def test_file_is_reported_once_it_is_stable(watched):
-    folder, after = watched
-    (folder / "new").write_bytes(b"")
+    new.write_bytes(b"")
     assert after(5) == after(5) == []
-    (folder / "new").write_bytes(b"12")
+    new.write_bytes(b"12")
     assert after(0) == after(0.9) == []
-    (folder / "new").write_bytes(b"123")
+    new.write_bytes(b"123")
     assert after(0.9) == after(0.9) == []
     assert after(0.2) == ["new"]
     assert after(9) == []
-    (folder / "new").write_bytes(b"1234")
-    assert after(0) == []
-    assert after(1) == ["new"]
+    new.write_bytes(b"1234")
+    assert [after(0), after(1)] == [[], ["new"]]
 
-
-def test_replaced_file_is_new(watched):
-    folder, after = watched
-    (folder / "part").write_bytes(b"1")
-    (folder / "part").replace(folder / "old")
-    assert after(0) == []
-    assert after(1) == ["old"]
-    (folder / "old").unlink()
+    (tmp_path / ".part").write_bytes(b"1")
+    (tmp_path / ".part").replace(old)
+    assert [after(0), after(1)] == [[], ["old"]]
+    old.unlink()
     assert after(1) == []
-    (folder / "old").write_bytes(b"2")
-    assert after(0) == []
-    assert after(1) == ["old"]
+    old.write_bytes(b"2")
+    assert [after(0), after(1)] == [[], ["old"]]

@@ -111,7 +111,7 @@ def test_failure_ends_with_one_line_that_has_the_reason(words, status, tmp_path)
 
 @rows(
     ("unknown", "No such command 'unknown'"),
-    ("serve --profile nope", "no model has the profile 'nope', known are: cpu, ensemble"),
+    ("serve --profile nope", "no model has the profile 'nope', expected one of: cpu, ensemble"),
     ("serve --gpu-id 77", "--gpu-id 77: no"),
     ("serve --repository /nonexistent", "/nonexistent is not a model repository"),
     ("serve --htpp-port 9999", "--htpp-port"),

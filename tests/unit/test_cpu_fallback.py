@@ -44,7 +44,7 @@ def route_of(repository, name: str = "") -> Route:
     return read_route_file(find_route(repository, name)).route()
 
 
-def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
+def test_copy_is_the_first_fallback_without_traffic_until_its_route_is_removed(repository):
     assert add_cpu_fallback(repository, "", None) == COPY
 
     route = route_of(repository)
@@ -60,6 +60,8 @@ def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
         assert COPY not in unused_models(repository, profile)
     with pytest.raises(WrongUsage, match="already has a model 'classify_v1_cpu'; fix: nereid route fallback"):
         add_cpu_fallback(repository, "", None)
+    assert COPY in remove(repository, "classify", None)
+    assert not (repository / COPY).exists()
 
 
 @cases(
@@ -166,13 +168,6 @@ def test_files_of_a_copy_stay(change, message, repository):
 
     with unchanged(repository), pytest.raises(WrongUsage, match=message):
         change(repository)
-
-
-def test_route_is_removed_with_its_copy(repository):
-    add_cpu_fallback(repository, "", None)
-
-    assert COPY in remove(repository, "classify", None)
-    assert not (repository / COPY).exists()
 
 
 @pytest.fixture

@@ -124,6 +124,16 @@ def matrix(*dims: int, name: str = "output0") -> ServedTensor:
     return ServedTensor(name, "TYPE_FP32", dims)
 
 
+def numbers(*dims: int, name: str = "labels", datatype: str = "TYPE_INT64") -> ServedTensor:
+    return ServedTensor(name, datatype, dims)
+
+
+GRID = [matrix(8400, 4, name="boxes"), matrix(8400, 80, name="confs")]
+MASKED = [matrix(100, 5, name="dets"), numbers(100), matrix(100, 28, 28, name="masks")]
+MASK_RCNN = [matrix(-1, 4, name="boxes"), numbers(-1), matrix(-1, name="scores")]
+KEYPOINT_RCNN = [*MASK_RCNN, matrix(-1, 17, 3, name="keypoints"), matrix(-1, 17, name="keypoints_scores")]
+MASK_RCNN += [matrix(-1, 1, 640, 640, name="masks")]
+YOLOV4 = [matrix(10647, 1, 4, name="boxes"), matrix(10647, 80, name="confs")]
 DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
 RF_DETR = [matrix(300, 4, name="dets"), matrix(300, 3, name="labels")]
 ULTRA_FACE = [matrix(4420, 2, name="scores"), matrix(4420, 4, name="boxes")]
@@ -143,6 +153,9 @@ TENSORFLOW_IN_SCOPE = [matrix(*dims, name=f"model/{name}:0") for name, dims in T
     rt_detr=([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
     yolov3_tiny=([matrix(84, 2000)], 0, "yolov8"),
     yolov8_p2=([matrix(84, 34000)], 0, "yolov8"),
+    masks_of_mmdet=(MASKED, 0, "nms"),
+    masks_of_torchvision=(MASK_RCNN, 0, "torchvision"),
+    key_points_of_torchvision=(KEYPOINT_RCNN, 0, "torchvision"),
     tensorflow_in_a_scope=(TENSORFLOW_IN_SCOPE, 0, "tensorflow"),
 )
 def test_certain_heads_are_found(outputs, labels, name):
@@ -153,6 +166,9 @@ def test_certain_heads_are_found(outputs, labels, name):
     yolox_or_decoded=([matrix(8400, 85)], "", 0, r"uncertain layout of .*yolox: "),
     detr_without_labels=(DETR, "", 0, "fix: --head with one of detr: "),
     scores=([matrix(1000)], "", 0, r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
+    boxes_beside_their_scores=(YOLOV4, "", 0, "expected the outputs of a detector, got 'boxes' FP32 "),
+    objectness_beside_classes=([*GRID, matrix(8400)], "", 0, "expected the outputs of a detector"),
+    list_for_all_images=([matrix(7)], "nms", 0, r"got one list for all images, 'output0' FP32 \[N, 7\]; fix"),
     unknown=([matrix(25200, 85)], "ssd", 0, "invalid head: expected one of yolov5, .*, got 'ssd'"),
     other_form=([matrix(25200, 85)], "detr", 0, r"head detr: expected logits .*, got 'output0' FP32"),
     yolox_of_another_size=([matrix(3549, 85)], "yolox", 0, "expected 8,400 anchors, .*, got 3,549"),

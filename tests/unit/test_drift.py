@@ -16,7 +16,7 @@ from nereid.base.prometheus_text import MetricSamples
 from nereid.base.task_outputs import QualitySignals
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import VariantSignals, from_traffic
-from nereid.insight.drift.comparison import MonitoredVariant, VariantDrift, compare, why_not
+from nereid.insight.drift.comparison import MonitoredVariant, VariantDrift, compare, why_not_compared
 from nereid.insight.drift.drift_report import agreement, wilson
 from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
 from nereid.insight.drift.recording import History, RecordedInterval, series_counts
@@ -156,7 +156,7 @@ def test_only_the_changed_signal_drifts():
 @pytest.mark.parametrize("measure", ["psi", "js"])
 def test_either_measure_shows_drift(monkeypatch, measure):
     limits = {"psi": inf, "js": inf, measure: 0.0}
-    monkeypatch.setattr(scores, "limit", lambda *arguments: scores.Distance(**limits))
+    monkeypatch.setattr(scores, "chance_limit", lambda *arguments: scores.Distance(**limits))
 
     assert verdicts(drawn(2, brightness=0.9).window, reference_of(drawn(1)))["brightness"] == "drift"
 
@@ -182,11 +182,11 @@ OTHER = "the reference is of version 1 of 'net_v1', the route serves version "
     other_model=(MonitoredVariant("r", "v1", "other", 1, "7"), OTHER + "1"),
 )
 def test_reference_of_another_model_is_not_used(target, reason):
-    problem = why_not(target, reference_of(drawn(1)))
+    problem = why_not_compared(target, reference_of(drawn(1)))
 
     assert problem.startswith(reason)
     assert bool(problem) is bool(reason)
-    assert why_not(target, None) == "the route has no reference"
+    assert why_not_compared(target, None) == "the route has no reference"
 
 
 def test_reference_survives_its_file(root, tmp_path):

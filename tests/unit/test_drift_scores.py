@@ -13,18 +13,20 @@ from nereid.cli.main import app
 from nereid.insight.drift.comparison import SignalDrift, VariantDrift
 from nereid.insight.drift.drift_report import Accuracy, Agreement, DriftReport
 from nereid.insight.drift.monitor import RouteDrift
-from nereid.insight.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, group_buckets, limit
+from nereid.insight.drift.scores import (
+    MIN_IMAGES,
+    MIN_SHARE,
+    PRIOR,
+    add_up,
+    chance_limit,
+    distance,
+    group_buckets,
+)
 from tests.tables import rows
 
 histograms = st.integers(2, 20).flatmap(
     lambda size: st.tuples(*[st.lists(st.integers(0, 500), min_size=size, max_size=size)] * 2)
 )
-counts = st.lists(st.integers(0, 500), min_size=2, max_size=25).filter(any)
-
-
-def shares(histogram: list[int]) -> list[float]:
-    total = sum(histogram) + PRIOR * len(histogram)
-    return [(count + PRIOR) / total for count in histogram]
 
 
 def entropy(values: list[float]) -> float:
@@ -33,7 +35,8 @@ def entropy(values: list[float]) -> float:
 
 @given(histograms)
 def test_distances_are_those_of_the_definitions(pair):
-    p, q = map(shares, pair)
+    totals = [sum(histogram) + PRIOR * len(histogram) for histogram in pair]
+    p, q = ([(n + PRIOR) / total for n in counts] for counts, total in zip(pair, totals, strict=True))
 
     score = distance(*pair)
 
@@ -44,7 +47,7 @@ def test_distances_are_those_of_the_definitions(pair):
     assert score.js == pytest.approx(math.sqrt(max(0.0, divergence)), abs=1e-6)
 
 
-@given(counts, st.booleans())
+@given(st.lists(st.integers(0, 500), min_size=2, max_size=25).filter(any), st.booleans())
 def test_groups_have_every_bucket_once(histogram, is_ordered):
     groups = group_buckets(histogram, is_ordered)
 
@@ -65,7 +68,7 @@ def test_chance_rarely_exceeds_a_limit(size, images, buckets):
     old = rng.multinomial(size, rng.dirichlet(np.full(buckets, 3.0)))
     groups = group_buckets(old.tolist())
     reference = add_up(old.tolist(), groups)
-    most = limit(reference, images, 0.01)
+    most = chance_limit(reference, images, 0.01)
 
     drawn = rng.multinomial(images, np.array(reference) / size, 5_000)
     refs = rng.multinomial(size, np.array(reference) / size, 5_000)

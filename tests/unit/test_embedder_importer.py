@@ -14,7 +14,7 @@ from nereid.base.assets import SAMPLES
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import EMBEDDING, SCORES
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.cli.models.add import screen
+from nereid.cli.models.add import summary_lines
 from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.examination import ExaminationLimits
 from nereid.models.publish.publisher import publish
@@ -47,7 +47,7 @@ def test_vectors_of_length_1_are_recognised(tmp_path, tail):
     assert (plan.importer.name, outputs_of(tmp_path / "models")) == ("embed", [EMBEDDING])
     assert plan.about == [("embedding", f"{DIMS} dimensions, length 1")]
     assert [*plan.changes] == []
-    assert "labels" not in "\n".join(screen("faces", plan))
+    assert "labels" not in "\n".join(summary_lines("faces", plan))
     one, other = (plan.results[path.name] for path in SAMPLES)
     assert one[0]["image"] == SAMPLES[1].name
     assert one[0]["cosine"] == other[0]["cosine"]
@@ -83,24 +83,19 @@ def test_photos_of_one_name_are_told_apart_by_their_paths(tmp_path):
     assert others == {day: [night], night: [day]}
 
 
-@pytest.mark.parametrize("tail", embedders.SCORES)
-def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
-    plan = propose(tmp_path / "models", request(tmp_path, convolutional(embedders.SCORES[tail])))
+@cases(
+    "tail, more, metadata",
+    **{tail: (nodes, {}, {}) for tail, nodes in embedders.SCORES.items()},
+    names_in_the_file=(UNIT["torch"], {}, {"names": json.dumps([f"class {n}" for n in range(DIMS)])}),
+    task_in_the_file=(UNIT["torch"], {}, {"task": "classify"}),
+    task=(UNIT["torch"], {"task": "classify"}, {}),
+    activation=(UNIT["torch"], {"activation": "none"}, {}),
+)
+def test_scores_are_never_taken_for_embeddings(tmp_path, tail, more, metadata):
+    """What the user or the file says outweighs the numbers."""
+    plan = propose(tmp_path / "models", request(tmp_path, convolutional(tail, **metadata), **more))
 
     assert (plan.importer.name, outputs_of(tmp_path / "models")) == ("classify", [SCORES])
-
-
-@cases(
-    "more, metadata",
-    names_in_the_file=({}, {"names": json.dumps([f"class {n}" for n in range(DIMS)])}),
-    task_in_the_file=({}, {"task": "classify"}),
-    task=({"task": "classify"}, {}),
-    activation=({"activation": "none"}, {}),
-)
-def test_what_the_user_or_the_file_says_outweighs_the_numbers(tmp_path, more, metadata):
-    plan = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more))
-
-    assert plan.importer.name == "classify"
 
 
 @cases("more, metadata", task=({"task": "embed"}, {}), metadata=({}, {"task": "embed"}))

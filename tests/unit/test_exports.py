@@ -11,7 +11,7 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.add import AddProposal, AddRequest
 from tests import real_exports
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
-from tests.networks import constant, written
+from tests.networks import constant, value, written
 from tests.publishing import propose
 from tests.tables import cases
 
@@ -45,9 +45,22 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def with_nms() -> onnx.ModelProto:
+    """Return rows as Ultralytics does, whose last Slice has the batch as its end and hides all dims."""
+    rows = np.zeros((1, 10, 6), np.float32)
+    rows[0, : len(KNOWN)] = [(*box, score, index) for box, score, index in KNOWN]
+    nodes = """batch = Shape<start = 0, end = 1>(image) counted = NonZero(image)
+        shape = Concat<axis = 0>(batch, inner) all = Expand(rows, shape)
+        output0 = Slice(all, first, batch, first)"""
+    graph = f"(float[N,3,{SIDE},{SIDE}] image) => (float[N,M,C] output0) {{ {nodes} }}"
+    return written(graph, inner=np.array([10, 6]), first=np.array([0]), rows=rows)
+
+
 # The last test of this file has those of today's Ultralytics.
 @cases(
+    nms=(with_nms(), {"args": "{'nms': True}"}, "nms"),
     strange_notes=(TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
+    yolov10=(with_nms(), {"description": "Ultralytics YOLOv10n", "names": "['cat', 'dog']"}, "nms"),
     rt_detr=(TestDetector("rtdetr", batch=1).build(), {"description": "Ultralytics rtdetr-l"}, "rtdetr"),
 )
 def test_metadata_of_ultralytics_is_enough(model, more, head, proposed, tmp_path):
@@ -123,6 +136,36 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
 
 FLAT_IO = "(float[1,7,1,1] image) => (float[num_predictions,7] graph2_flat_predictions)"
 FLAT = written(f"{FLAT_IO} {{ graph2_flat_predictions = Flatten(image) }}")
+
+
+def with_output(*dims: int) -> onnx.ModelProto:
+    """Return a network of the head yolov8 with another output."""
+    model = TestDetector("yolov8").build()
+    model.graph.initializer.append(constant("other", np.zeros(dims, np.float32)))
+    model.graph.node.append(helper.make_node("Identity", ["other"], ["output1"]))
+    model.graph.output.append(value("output1", "FP32", dims))
+    return model
+
+
+TWO_INPUTS = TestDetector("nms").build()
+TWO_INPUTS.graph.input.append(value("orig_target_sizes", "INT64", ["N", 2]))
+UNBATCHED = of_one_image(TestDetector("nms", batch=1).build(), 3)
+
+
+@cases(
+    masks=(with_output(1, 2, SIDE // 4, SIDE // 4), {}, r"prototypes of masks, FP32 \[1,2,16,16\], .* fix"),
+    angles=(
+        TestDetector("yolov8").build(),
+        {"names": "['a', 'b']"},
+        "each of the 3 classes .*, got 2; .* fix",
+    ),
+    sizes=(TWO_INPUTS, {}, "got: image, orig_target_sizes; fix: export it with the images as its only"),
+    one_image=(UNBATCHED, {}, rf"input 'alone': .*, got FP32 \[3,{SIDE},{SIDE}\]"),
+)
+def test_files_that_only_look_like_detectors_are_refused(model, metadata, message, proposed):
+    """As exports of segmentation look without Ultralytics' metadata, and those with post-processing."""
+    with pytest.raises(WrongUsage, match=message):
+        proposed(model, metadata, task="detect", parameters={"preset": "yolo"})
 
 
 @pytest.mark.parametrize("task", ["", "detect"])

@@ -66,6 +66,12 @@ def tracking(*lines):
     ([line("Sendungsmummer:"), line("42345678901", top=30)], "42345678901"),
     ([line("N de suiv| 7905 3531 2317")], FEDEX),
     ([line("ORIGIN ID:LAXA"), line("7905 3531 2317", top=300)], FEDEX),
+    # Labels: far away with nothing between, another parcel's, and a small line between.
+    ([line("Tracking No."), line(FEDEX, left=700)], FEDEX),
+    ([line("Tracking No."), line("EUR", left=400), line(FEDEX, left=700)], None),
+    ([line(f"Return tracking number {FEDEX}"), line("Tracking number 394812736453", top=30)], "394812736453"),
+    ([line("Tracking number"), line("Ref 12345", top=22, height=14), line(FEDEX, top=45)], FEDEX),
+    ([line("00369012344716113412"), line("00923986657310", top=24)], "369012344716113412"),
     # A part of a number is not a number.
     ([line("运单号:5X 1234 5678 9012 3")], None),
     ([line("5F 1234 5678 9012 3")], None),
@@ -94,26 +100,30 @@ def test_number_with_a_valid_checksum_wins():
 
 
 @rows(
-    ([], True),
-    ([line("5967 87", top=54)], False),
-    ([line("5967 87", left=310, top=30)], False),
-    ([line("29", top=54)], False),
-    ([line("5967 87 C", top=78)], False),
-    ([line("5967 Main St", top=54)], True),
-    ([line("5967 87", top=110)], True),
+    ([], "", True),
+    ([line("5967 87", top=54)], "596787", False),
+    ([line("5967 87", left=310, top=30)], "596787", False),
+    ([line("5967 88", top=54)], "", False),
+    ([line("29", top=54)], "", False),
+    ([line("5967 87 C", top=78)], "596787", False),
+    ([line("5967 Main St", top=54)], "", True),
+    ([line("5967 87", top=110)], "", True),
 )
-def test_number_that_may_go_on_is_not_certain(others, is_certain):
+def test_number_that_may_go_on_is_not_certain(others, rest, is_certain):
+    """It is read on two lines if the check digit of the whole is correct."""
     label = line("Tracking Number:", confidence=0.99)
     number = line("9460 2447 1029 1100 -", 0, 30, confidence=0.99)
 
     field = tracking(label, number, *others)
 
-    assert (field.value, field.certain) == ("9460244710291100", is_certain)
+    assert (field.value, field.certain) == (f"9460244710291100{rest}", is_certain)
+    assert field.box[:, 1].max() == 50
 
 
 @rows(
     ("RB1Z34S6785GB", "", S10, [(3, "Z", "2"), (6, "S", "5")]),
     ("lZ999AA1O123456784", "", UPS, [(0, "l", "1"), (8, "O", "0")]),
+    ("lZ 999 AAl 01 2345 6784", "", UPS, [(0, "l", "1"), (7, "l", "1")]),
     ("1Z 999 AA1 0I 2345 678A", "", UPS, [(9, "I", "1"), (17, "A", "4")]),
     ("RB 123 456 765 GB", "            8", S10, [(9, "6", "8")]),
     ("RB123456785 6B", "            G", S10, [(11, "6", "G")]),

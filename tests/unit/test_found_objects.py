@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nereid.base.errors import OperationFailed
 from nereid.models.publish.examination import ExaminationRequest, NetworkInput, Rejected
 from nereid.tasks.detect.examination import SHOWN, ObjectExamination
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
@@ -58,13 +59,33 @@ def test_photo_without_an_object_is_noted(found_objects):
 
 
 @cases(
-    mask_coefficients_as_scores=([(LEFT, 150.0, 0)], "expected scores up to 1, got 150"),
+    mask_coefficients_as_scores=([(LEFT, 150.0, 0)], "expected scores from 0 to 1, got 150"),
+    angles_as_scores=(
+        [(LEFT, 0.9, 0), (RIGHT, -0.5, 1)],
+        "from 0 to 1, got -0.5: .* fix: --head with one of",
+    ),
     fractions_as_pixels=([((0.1, 0.2, 0.5, 0.6), 0.9, 0)], "expected boxes in pixels, got 1 smaller"),
     pixels_as_fractions=([((640.0, 640.0, 3200.0, 2560.0), 0.9, 0)], "expected boxes within 64 x 64 pixels"),
 )
 def test_outputs_of_another_head_are_refused(objects, message, found_objects):
     with pytest.raises(Rejected, match=message):
         found_objects.first_run(None, [PHOTO], [outputs(*objects)], True)
+
+
+@cases(
+    beyond_the_labels=(
+        "nms",
+        3,
+        "a label for each class number, got number 3 and labels for 0 to 2; fix: --labels",
+    ),
+    below_the_first=("tensorflow", -1, "class numbers from 1, as head tensorflow has, got 0; fix: export"),
+)
+def test_classes_without_a_label_are_refused(head, index, message, tmp_path):
+    """An export whose classes start at another number, or a label file without the background."""
+    network = TestDetector(head, ((LEFT, 0.9, index), (RIGHT, 0.5, 1)))
+
+    with pytest.raises(OperationFailed, match=message):
+        add_detector(tmp_path, network=network)
 
 
 def test_first_run_shows_the_best_objects(found_objects):

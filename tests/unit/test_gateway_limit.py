@@ -10,7 +10,6 @@ import pytest
 from nereid.gateway.admission import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit
 
 Service = Callable[[int, random.Random], float]
-MAX_LIMIT = 64
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(0)
-        self.concurrency_limit = ConcurrencyLimit(MAX_LIMIT, 0.0)
+        self.concurrency_limit = ConcurrencyLimit(64, 0.0)
         self.idle = self.instances
         self._push(0.0, [])
 

@@ -61,12 +61,19 @@ def test_driver_that_is_not_loaded_fails_where_packages_need_it(tmp_path, instal
     assert findings == [Finding("GPU", verdict, text, "reload the driver, or restart the machine")]
 
 
-def test_memory_of_the_own_server_is_not_of_others(tmp_path):
-    """`tritonserver` leads the process group of its stubs."""
-    apps = f"{recorded.A100}, {os.getpid()}, tritonserver, 900\n"
-    outputs = {recorded.QUERY: recorded.GPU, recorded.APPS: apps}
+@cases(
+    # `tritonserver` leads the process group of its stubs.
+    memory_of_the_own_server=(recorded.GPU, f"{os.getpid()}, tritonserver, 900", "tritonserver"),
+    # With MPS, one process of NVIDIA uses the GPU for all others.
+    MPS=(recorded.EXCLUSIVE_GPU, "4194303, nvidia-cuda-mps-server, 30", "compute mode"),
+)
+def test_intended_use_is_not_mentioned(gpu, app, absent, tmp_path):
+    outputs = {recorded.QUERY: gpu, recorded.APPS: f"{recorded.A100}, {app}\n"}
 
-    assert "tritonserver" not in one(examined(tmp_path, outputs, servers=[os.getpgrp()]), "GPU memory").detail
+    findings = examined(tmp_path, outputs, servers=[os.getpgrp()])
+
+    assert one(findings, "GPU memory")
+    assert absent not in str(findings)
 
 
 BOTH = replace(NO_PROGRAMS, runtimes=("onnxruntime", "onnxruntime-gpu"))
@@ -117,14 +124,6 @@ def test_states_that_slow_or_stop_a_server_are_named(tmp_path):
     assert "GPU state" not in findings
 
 
-def test_exclusive_mode_with_mps_is_intended(tmp_path):
-    """With MPS, one process of NVIDIA uses the GPU for all others."""
-    apps = f"{recorded.A100}, 4194303, nvidia-cuda-mps-server, 30\n"
-    outputs = {recorded.QUERY: recorded.EXCLUSIVE_GPU, recorded.APPS: apps}
-
-    assert "compute mode" not in {finding.check for finding in examined(tmp_path, outputs)}
-
-
 @cases(
     cuDNN=(
         recorded.ONNXRUNTIME.replace("{library}", "libcudnn.so.9"),
@@ -156,9 +155,9 @@ def test_crash_and_hang_of_a_library_are_findings():
     crashed = gpu_findings.finding("CuPy", -signal.SIGSEGV, "loading\n", 60, 12)
     hung = gpu_findings.finding("CuPy", None, "", 60, 12)
 
-    assert crashed.detail == "a library ended the process with SIGSEGV; its output ends: loading"
+    assert crashed.detail == "the process crashed (SIGSEGV) in a library; its output ends: loading"
     assert crashed.fix == "pip install 'nereid-serving[embedded,gpu]'"
-    assert hung.detail == "not done after 60 s; its output ends: no output"
+    assert hung.detail == "timed out after 60 s; its output ends: no output"
     assert "Xid" in hung.fix
 
 
@@ -175,7 +174,7 @@ def test_programs_run_in_processes_of_their_own():
 def test_program_that_does_not_end_is_killed():
     finding = gpu_findings.run("provider", {"PATH": os.defpath}, 12, limit_s=0.01)
 
-    assert finding.detail.startswith("not done after 0.01 s")
+    assert finding.detail.startswith("timed out after 0.01 s")
 
 
 def test_program_for_the_provider_runs_a_network():

@@ -10,7 +10,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.errors import ServerError
 from nereid.server import nvidia_smi
 from nereid.server.command_line import ServerOptions, command, environment
-from nereid.server.gpu_profile import Choice, check_named_gpus, choose, driver_problem
+from nereid.server.gpu_profile import check_named_gpus, choose, driver_problem
 from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
 from tests.tables import cases, rows
@@ -130,28 +130,25 @@ def chosen(folder, outputs=recorded.GOOD, installed=recorded.CUDA_12, repository
     return choose(repository, variables, folder / "dev", lambda: installed)
 
 
-def test_gpu_with_its_packages_is_selected(tmp_path):
-    expected = Choice("gpu", "NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0")
-
-    assert chosen(tmp_path) == expected
-    assert str(expected) == "profile gpu: NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0"
-
-
-def test_old_gpu_next_to_a_good_one_does_no_harm(tmp_path):
-    gpus = recorded.DESKTOP_GPU + recorded.GPU.replace("0", "1", 1)
-    good, *_ = recorded.LIST.splitlines()
-    listed = "GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-11ff)\n" + good.replace("GPU 0", "GPU 1")
-    outputs = {"": recorded.NEW_HEAD, recorded.QUERY: gpus, recorded.LISTED: listed}
-
-    assert chosen(tmp_path, recorded.GOOD | outputs, CUDA_13).profile == "gpu"
+NEW_AND_OLD = {
+    "": recorded.NEW_HEAD,
+    recorded.QUERY: recorded.DESKTOP_GPU + recorded.GPU.replace("0", "1", 1),
+    recorded.LISTED: "GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-11ff)\n"
+    + recorded.LIST.splitlines()[0].replace("GPU 0", "GPU 1"),
+}
+PARTS = {recorded.LISTED: recorded.MIG_LIST, recorded.QUERY: recorded.DIVIDED_GPU}
 
 
-def test_part_of_a_divided_gpu_is_selected(tmp_path):
-    outputs = {**recorded.GOOD, recorded.LISTED: recorded.MIG_LIST, recorded.QUERY: recorded.DIVIDED_GPU}
+@cases(
+    whole=({}, recorded.CUDA_12, {}, "NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0"),
+    beside_an_old_one=(NEW_AND_OLD, CUDA_13, {}, ""),
+    part=(PARTS, recorded.CUDA_12, {"CUDA_VISIBLE_DEVICES": recorded.PART}, "MIG 1g.10gb Device 0, "),
+)
+def test_gpu_with_its_packages_is_selected(outputs, installed, variables, reason, tmp_path):
+    choice = chosen(tmp_path, recorded.GOOD | outputs, installed, **variables)
 
-    choice = chosen(tmp_path, outputs, CUDA_VISIBLE_DEVICES=recorded.PART)
-
-    assert (choice.profile, choice.reason.partition(",")[0]) == ("gpu", "MIG 1g.10gb Device 0")
+    assert choice.profile == "gpu"
+    assert str(choice).startswith(f"profile gpu: {reason}")
 
 
 @cases(
@@ -212,7 +209,7 @@ def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):
 
     choice = choose(tmp_path / "models", {"PATH": "/nowhere"}, tmp_path)
 
-    assert str(choice).endswith("; another profile is there: --profile tuned")
+    assert str(choice).endswith("; a different profile already exists: --profile tuned")
     assert choice.profile == "cpu"
 
 

@@ -27,14 +27,6 @@ TRANSFORMS = {
 TOLERANCE = {"fp16": 1e-3}
 
 
-def row_of(pixels: np.ndarray, transform: Transform) -> np.ndarray:
-    """Return the network's input for RGB pixels of its size, uint8[H, W, 3]."""
-    ordered = pixels if transform.color_order == "RGB" else pixels[..., ::-1]
-    values = (ordered.astype(np.float64) - transform.mean) / transform.std
-    values = values if transform.layout == "NHWC" else values.transpose(2, 0, 1)
-    return values.astype(DATATYPES[transform.datatype])
-
-
 def expected(pixels: np.ndarray) -> dict[str, float]:
     height, width = pixels.shape[:2]
     whole = pixels / 255.0
@@ -52,8 +44,11 @@ def expected(pixels: np.ndarray) -> dict[str, float]:
 def test_signals_are_those_of_the_pixels(name):
     transform = TRANSFORMS[name]
     pixels = noise(transform.height_px, transform.width_px)
+    ordered = pixels if transform.color_order == "RGB" else pixels[..., ::-1]
+    values = (ordered.astype(np.float64) - transform.mean) / transform.std
+    values = values if transform.layout == "NHWC" else values.transpose(2, 0, 1)
 
-    signals = ImageMeter(transform, print).pixel_signals(row_of(pixels, transform))
+    signals = ImageMeter(transform, print).pixel_signals(values.astype(DATATYPES[transform.datatype]))
 
     assert signals == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
 

@@ -11,7 +11,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.repository import instance_sizing
 from nereid.repository.instance_sizing import (
     INSTANCE_BYTES,
-    MEMORY_PART,
+    INSTANCES_MEMORY_FRACTION,
     Machine,
     allocate_instances,
     fitted_config,
@@ -54,11 +54,14 @@ def test_variants_share_the_cores(cores, weights, expected, repository):
     assert counts == dict(zip(("classify_v1", "classify_v2"), expected, strict=True))
 
 
-def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
-    """The network's versions and the preprocessing have all requests of the route behind them."""
-    counts = plan_instances(repository, "ensemble", Machine(4, PLENTY)).counts
-
-    assert counts == {"efficientnet_lite0": 4, "imagenet_preprocess": 4}
+@cases(
+    # The network's versions and the preprocessing have all requests of the route behind them.
+    all_steps=((), {"efficientnet_lite0": 4, "imagenet_preprocess": 4}),
+    # NVIDIA's ONNX Runtime backend would give all cores to each instance; routes need one.
+    steps_of_our_backends=(({"fused", "preprocess"},), {"imagenet_preprocess": 4}),
+)
+def test_steps_of_ensembles_get_what_all_their_callers_need(backends, expected, repository):
+    assert plan_instances(repository, "ensemble", Machine(4, PLENTY), *backends).counts == expected
 
 
 def test_models_without_a_common_caller_share_the_cores():
@@ -84,7 +87,7 @@ def test_shadow_needs_its_part(repository):
 
 def test_memory_limits_the_instances():
     shares = {"a": 0.75, "b": 0.25}
-    roomy, tight = (Machine(16, int(count * INSTANCE_BYTES / MEMORY_PART)) for count in (24, 6))
+    roomy, tight = (Machine(16, int(count * INSTANCE_BYTES / INSTANCES_MEMORY_FRACTION)) for count in (24, 6))
 
     assert allocate_instances(shares, roomy).counts == {"a": 16, "b": 8}
     short = allocate_instances(shares, tight)
@@ -120,13 +123,6 @@ def test_only_an_open_choice_is_fitted(group, has_driver, is_fitted, repository,
         monkeypatch.setattr(instance_sizing, "DRIVER", tmp_path)
 
     assert ("classify_v1" in plan_instances(repository, "cpu", Machine(2, PLENTY)).counts) is is_fitted
-
-
-def test_other_backends_are_not_fitted(repository):
-    """NVIDIA's ONNX Runtime backend would give all cores to each instance; routes need one."""
-    plan = plan_instances(repository, "ensemble", Machine(4, PLENTY), {"fused", "preprocess"})
-
-    assert set(plan.counts) == {"imagenet_preprocess"}
 
 
 def test_broken_route_is_ignored(repository):

@@ -9,15 +9,7 @@ import pytest
 from loadtest.users.report import Report, Row
 from loadtest.users.thresholds import Limits, Thresholds, compare
 from nereid.insight.tune import load_generator
-from nereid.insight.tune.load_generator import (
-    LoadResult,
-    Response,
-    closed_loop,
-    post_request,
-    run,
-    summary,
-    within,
-)
+from nereid.insight.tune.load_generator import LoadResult, Response, closed_loop, summary, within
 from tests import http_receiver
 from tests.tables import cases
 
@@ -69,15 +61,13 @@ def test_limits_are_held_and_a_run_without_proof_fails(found, expected):
     assert missed == expected
 
 
-IMPORT = re.compile(r"^\s*(from|import) .*\b(locust|locust_users|locust_events|locustfile)\b", re.M)
-
-
 def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
     """Tests and measurements that share these modules would get a patched standard library."""
+    line = re.compile(r"^\s*(from|import) .*\b(locust|locust_users|locust_events|locustfile)\b", re.M)
     rooms = ("loadtest", "nereid", "clients", "tests")
     files = [path for room in rooms for path in (root / room).rglob("*.py")]
 
-    importers = {str(path.relative_to(root)) for path in files if IMPORT.search(path.read_text())}
+    importers = {str(path.relative_to(root)) for path in files if line.search(path.read_text())}
 
     users = {f"loadtest/users/locust_{name}.py" for name in ("events", "users")}
     assert importers == {"loadtest/locustfile.py", *users}
@@ -99,7 +89,7 @@ def port():
 
 
 def request(port: int, status: int, wait_ms: int) -> bytes:
-    return post_request(HOST, port, f"/{status}", str(wait_ms).encode(), {})
+    return load_generator.post_request(HOST, port, f"/{status}", str(wait_ms).encode(), {})
 
 
 def test_rejections_do_not_count_as_responses(port):
@@ -151,7 +141,7 @@ def test_other_process_loads_at_each_concurrency(port, tmp_path):
     for path in paths:
         path.write_bytes(request(port, 200, 1))
 
-    loads = run(port, paths, [1, 3], 0.2)
+    loads = load_generator.run(port, paths, [1, 3], 0.2)
 
     assert [*loads] == [1, 3]
     assert all(load.answered > 0 and load.failed == 0 and load.p99_ms >= 1 for load in loads.values())

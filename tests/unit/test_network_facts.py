@@ -119,17 +119,17 @@ EDGES = {"do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3}
 EDGES |= {"image_std": [0.2] * 3, "resample": 3}
 LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "bicubic"}
 EXACT = {"resize": "exact"} | LEVELS
+CROPPED = EDGES | {"size": 248, "do_center_crop": True, "crop_size": 224}
+CLIP = CROPPED | {"size": {"shortest_edge": 248}}
+LEVIT = CLIP | {"size": {"shortest_edge": 224}}
+LEVIT_EXPECTED = {"resize_shorter_px": "256"} | LEVELS
 RESCALED = {"resize": "exact", "scale": "0.00392156862745098", "interpolation": "bilinear"}
 
 
 @cases(
     vit=(EDGES | {"size": {"height": 224, "width": 224}}, EXACT, (224, 224)),
     old=(EDGES | {"size": 224}, EXACT, (224, 224)),
-    clip=(
-        EDGES | {"size": {"shortest_edge": 248}, "do_center_crop": True, "crop_size": 224},
-        SHORTER | LEVELS,
-        (224, 224),
-    ),
+    clip=(CLIP, SHORTER | LEVELS, (224, 224)),
     convnext=(EDGES | {"size": {"shortest_edge": 224}, "crop_pct": 0.9}, SHORTER | LEVELS, (224, 224)),
     convnext_384=(EDGES | {"size": {"shortest_edge": 384}, "crop_pct": 0.9}, EXACT, (384, 384)),
     rt_detr=(
@@ -143,12 +143,34 @@ RESCALED = {"resize": "exact", "scale": "0.00392156862745098", "interpolation": 
         RESCALED | {"color_order": "BGR"},
         (256, 256),
     ),
-    efficientnet=(EDGES | {"size": 224, "rescale_offset": True}, {}, (0, 0)),
+    efficientnet=(EDGES | {"size": 224, "rescale_offset": True}, {}, (224, 224)),
     both_sides_then_a_crop=(
         EDGES | {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
         {},
         (224, 224),
     ),
+    old_deit=(CROPPED | {"feature_extractor_type": "DeiTFeatureExtractor"}, {}, (224, 224)),
+    old_crop_without_a_type=(CROPPED, {}, (224, 224)),
+    old_clip=(CROPPED | {"feature_extractor_type": "CLIPFeatureExtractor"}, SHORTER | LEVELS, (224, 224)),
+    levit=(LEVIT | {"image_processor_type": "LevitImageProcessorFast"}, LEVIT_EXPECTED, (224, 224)),
+    old_levit=(
+        EDGES | {"feature_extractor_type": "LevitFeatureExtractor", "size": 224, "do_center_crop": True},
+        LEVIT_EXPECTED,
+        (224, 224),
+    ),
+    poolformer_384=(
+        EDGES | {"size": {"shortest_edge": 384}, "crop_pct": 0.96, "do_center_crop": True, "crop_size": 384},
+        {"resize_shorter_px": "400"} | LEVELS,
+        (384, 384),
+    ),
+    no_crop_size=(EDGES | {"size": {"shortest_edge": 224}, "do_center_crop": True}, {}, (0, 0)),
+    no_do_center_crop=(EDGES | {"size": {"shortest_edge": 248}, "crop_size": 224}, {}, (224, 224)),
+    crop_alone=(CLIP | {"do_resize": False}, {}, (0, 0)),
+    padded_crop=(CLIP | {"size": {"shortest_edge": 200}}, {}, (224, 224)),
+    rounded_then_a_crop=(CLIP | {"size_divisor": 32}, {}, (224, 224)),
+    longest_edge=(EDGES | {"size": {"longest_edge": 1024}}, {}, (0, 0)),
+    no_size=(EDGES | {"do_resize": True}, EXACT, (0, 0)),
+    nearest=(EDGES | {"size": 224, "resample": 0}, {}, (224, 224)),
 )
 def test_preprocessing_of_transformers(config, parameters, size, found):
     noted = found({}, {"preprocessor_config.json": json.dumps(config)}).exporter_settings

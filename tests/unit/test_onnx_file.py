@@ -17,6 +17,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
 from nereid.repository import onnx_file, onnx_graph
 from nereid.vision.inference.signature import NetworkTensor, Signature, complete, validate
+from tests import networks
 from tests.networks import DATATYPES, OPSET, identity, store, written
 from tests.tables import cases, rows
 
@@ -208,6 +209,32 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
     assert [tensor.name for tensor in onnx_graph.tensors(model)] == ["hidden", "hidden"]
 
 
+BRANCH = "b () => (float[12] out) { inner = Add(w, x) out = Add(inner, before) }"
+
+
+def backwards() -> onnx.ModelProto:
+    model = weighted()
+    del model.graph.node[:]
+    nodes = onnx.parser.parse_graph(f"""g (float[12] x) => (float[12] y) {{
+        before = Neg(x) is_first = Constant <value = bool {{1}}> ()
+        y = If (is_first) <then_branch = {BRANCH}, else_branch = {BRANCH}> }}""").node
+    for attribute in nodes[-1].attribute:
+        attribute.g.node.reverse()
+    model.graph.node.extend(reversed(nodes))
+    return model
+
+
+def test_operators_in_any_order_are_sorted(tmp_path):
+    """ONNX Runtime does so too; the branches of an If also read tensors from outside."""
+    model = backwards()
+    onnx_file.check_with_onnx(store(tmp_path, "m", model, None))
+
+    assert [onnx_graph.sort(model), onnx_graph.sort(model)] == [True, False]
+    onnx.checker.check_model(model)
+    x = np.float32([WEIGHTS])
+    np.testing.assert_array_equal(networks.run(model.SerializeToString(), {"x": x})["y"], [WEIGHTS])
+
+
 def tensor(name: str, datatype: str = "FP32", dims=(16,), **more) -> dict:
     return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [*dims], **more}
 
@@ -369,7 +396,7 @@ OPTIONAL = {name: tensor(name, optional=True) for name in "xw"}
 STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
 
 
-# The decisive words of each check; tests/e2e/test_onnxruntime_load.py has whole messages of NVIDIA's backend.
+# The decisive words of each check; tests/e2e/test_model_control.py has whole messages of NVIDIA's backend.
 @cases(
     inputs=(config([tensor("x"), tensor("z")]), signature(), "expects 2 inputs, model provides 1"),
     no_initializer=(config([OPTIONAL["x"]], max_batch_size=0), NO_BATCHES, "expects 0 inputs, model"),

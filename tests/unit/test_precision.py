@@ -25,13 +25,16 @@ def mixing() -> onnx.ModelProto:
     return written("(float[N,64] x) => (float[N,64] y) { y = MatMul(x, W) }", W=weights)
 
 
-def test_weights_are_fp16_and_tensors_fp32(tmp_path):
-    path = store(tmp_path, "m", mixing(), None)
-    before, x = path.stat().st_size, np.eye(64, dtype=np.float32)
+@pytest.mark.parametrize("weights", ["", "weights.bin"], ids=["inside", "outside"])
+def test_weights_are_fp16_and_tensors_fp32(tmp_path, weights):
+    """External data becomes part of the file, because no checksum would name their use."""
+    path = store(tmp_path, "m", mixing(), None, weights=weights)
+    before, x = sum(file.stat().st_size for file in path.parent.iterdir()), np.eye(64, dtype=np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
 
     convert_to_fp16(path)
 
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
     (output,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
     assert output.dtype == np.float32
     # FP16 has 11 significant bits.
@@ -39,16 +42,6 @@ def test_weights_are_fp16_and_tensors_fp32(tmp_path):
     assert not np.array_equal(output, expected)
     assert path.stat().st_size < 0.6 * before
     onnx.checker.check_model(onnx.load(path), full_check=True)
-
-
-def test_external_data_becomes_part_of_the_file(tmp_path):
-    """The old values are removed, because no checksum would name their use."""
-    path = store(tmp_path, "m", mixing(), None, weights="weights.bin")
-
-    convert_to_fp16(path)
-
-    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
-    onnxruntime.InferenceSession(path)
 
 
 @cases(
@@ -76,18 +69,7 @@ def test_network_that_fp16_changes_is_rejected(tmp_path):
     repository = shutil.copytree(REPOSITORY, tmp_path / "models")
     path = tmp_path / "large.onnx"
     model = onnx.load(REPOSITORY / NETWORK / "1" / "model.onnx")
-    scale_beyond_fp16(model)
-    onnx.save(model, path)
-
-    message = r"tensor '.*' exceeds FP16 on .*: expected numbers up to 65,504; fix: "
-    with unchanged(repository), pytest.raises(Rejected, match=message):
-        publish(
-            repository, NETWORK, path, None, ExaminationLimits(max_slowdown=100, against=1), precision="fp16"
-        )
-
-
-def scale_beyond_fp16(model: onnx.ModelProto) -> None:
-    """Multiply the first weights and divide the result again: only FP16 cannot hold the numbers between."""
+    # Multiply the first weights and divide the result again: only FP16 cannot hold the numbers between.
     index, first = next((i, node) for i, node in enumerate(model.graph.node) if node.op_type == "Conv")
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     arrays = {name: onnx.numpy_helper.to_array(weights[name]) for name in first.input[1:]}
@@ -97,6 +79,13 @@ def scale_beyond_fp16(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(constant("inverse", np.float32(1 / factor)))
     output, first.output[0] = first.output[0], "large"
     model.graph.node.insert(index + 1, onnx.helper.make_node("Mul", ["large", "inverse"], [output]))
+    onnx.save(model, path)
+
+    message = r"tensor '.*' exceeds FP16 on .*: expected numbers up to 65,504; fix: "
+    with unchanged(repository), pytest.raises(Rejected, match=message):
+        publish(
+            repository, NETWORK, path, None, ExaminationLimits(max_slowdown=100, against=1), precision="fp16"
+        )
 
 
 @pytest.mark.slow

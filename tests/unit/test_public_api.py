@@ -17,9 +17,9 @@ from tests.tables import rows
 PUBLIC = re.findall(
     r"\w+",
     """
-AsyncClassifier AsyncDetector AsyncEmbedder AsyncReader Classifier ClassifierError Correction __version__
-DetectedObject Detection Detector Embedder Embedding Field Label NereidError Overloaded Prediction Reader
-Reading RequestRefused ServerFailed TextLine TimedOut Timings Unavailable Unreachable UnusableImage
+AsyncClassifier AsyncDetector AsyncEmbedder AsyncReader Classifier ClassifierError Correction DetectedObject
+Detection Detector Embedder Embedding Field Label NereidError Overloaded Prediction Reader Reading
+RequestRefused ServerFailed TextLine TimedOut Timings Unavailable Unreachable UnusableImage __version__
 """,
 )
 LOADED = """
@@ -45,8 +45,6 @@ def test_import_loads_nothing_of_others():
 
 pytestmark = pytest.mark.process
 
-RUN = "import sys; sys.modules[sys.argv.pop(1)] = None; from nereid.cli.main import main; main()"
-
 
 @rows(
     ("uvicorn", ["gateway"], "gateway"),
@@ -59,7 +57,8 @@ def test_missing_package_is_one_line_with_its_fix(module, words, extra, tmp_path
     (tmp_path / "network.onnx").write_bytes(b"not read")
     (tmp_path / "labels.txt").write_text("a\nb\n")
 
-    done = captured([sys.executable, "-c", RUN, module, *words], cwd=tmp_path, timeout=600)
+    run = "import sys; sys.modules[sys.argv.pop(1)] = None; from nereid.cli.main import main; main()"
+    done = captured([sys.executable, "-c", run, module, *words], cwd=tmp_path, timeout=600)
 
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr

@@ -12,7 +12,6 @@ from tests.publishing import NET, candidate, classifier, contents, unchanged
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
-WATCHDOG_S = 120
 DONE = (0, "net 2: in the repository (no server running)")
 
 
@@ -90,7 +89,7 @@ def test_question_on_a_terminal(tmp_path):
     command = [sys.executable, "-m", "nereid", *map(str, words)]
     environment = os.environ | {"NEREID_REPOSITORY": str(tmp_path / "own")}
     os.write(ours, b"n\n")
-    done = captured(command, stdin=theirs, env=environment, timeout=WATCHDOG_S)
+    done = captured(command, stdin=theirs, env=environment, timeout=120)
     os.close(ours)
     os.close(theirs)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,21 +75,17 @@ class Sink:
         pytest.fail(name)
 
 
-class Response:
-    def __init__(self, array: object) -> None:
-        self._array = array
-
-    def arrays(self, response: object, names: Sequence[str]) -> dict[str, object]:
-        if isinstance(self._array, Exception):
-            raise self._array
-        return dict.fromkeys(names, self._array)
-
-
 def observed(array: object, classes: frozenset[int] | None = None, task: object = None) -> tuple[dict, list]:
     """Return what was observed of a response, and what was added to the metrics."""
+
+    def arrays(response: object, names: Sequence[str]) -> dict[str, object]:
+        if isinstance(array, Exception):
+            raise array
+        return dict.fromkeys(names, array)
+
     quality = RouteQuality(sink := Sink(), task or ClassificationOutputs())
     quality.use(classes)
-    return quality.observe(Response(array), None, LABELS), sink.added
+    return quality.observe(SimpleNamespace(arrays=arrays), None, LABELS), sink.added
 
 
 def test_each_task_reports_its_own_signals():

@@ -28,6 +28,8 @@ LINES = np.random.default_rng(3).uniform(-1, 1, (2, 3, 48, 64)).astype(np.float3
     fixed_batch=TestRecogniser(batch=1),
     any_height=TestRecogniser(shape=(3, "H", "W")),
     no_space=TestRecogniser(classes=len(CHARACTERS) + 1),
+    steps_first=TestRecogniser(output="T,N"),
+    steps_first_fixed_batch=TestRecogniser(output="T,1", batch=1),
     probabilities_in_an_old_opset=TestRecogniser(has_softmax=True, opset=11),
 )
 def test_best_classes_of_each_step(tmp_path, recogniser):

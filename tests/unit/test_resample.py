@@ -14,8 +14,6 @@ from nereid.vision.imaging.decode import Buffers
 from nereid.vision.imaging.resample import FILTERS, ResizeCrop, build_axis, resample
 from tests.pictures import assert_same_levels, noise
 
-PILLOW = {name: Image.Resampling[name.upper()] for name in FILTERS}
-
 
 def resampled(pixels, rows, columns):
     return np.stack([plane.copy() for plane in resample(pixels, rows, columns, Buffers())], axis=-1)
@@ -83,7 +81,8 @@ def test_estimates_come_closer_than_the_averages_themselves(photo, shrink, filte
     height, width = full.shape[:2]
     scaled = simplejpeg.decode_jpeg(encoded, min_height=-(-height // shrink), min_width=-(-width // shrink))
     high, wide = int(height / shrink / 1.1), int(width / shrink / 1.1)
-    reference = np.asarray(Image.fromarray(full).resize((wide, high), PILLOW[filter_name]), np.float64)
+    small = Image.fromarray(full).resize((wide, high), Image.Resampling[filter_name.upper()])
+    reference = np.asarray(small, np.float64)
 
     spans = ResizeCrop(height, high, 0, high), ResizeCrop(width, wide, 0, wide)
     estimated = resampled(scaled, *(build_axis(span, filter_name, shrink=shrink) for span in spans))

@@ -144,12 +144,8 @@ def test_instances_of_a_server_share_their_weights(kind, parameters, expected, m
     two_says_the_caller=(ONE_INSTANCE, 2, "0"),
 )
 def test_instances_that_share_cores_do_not_spin(groups, instances, expected):
-    """A waiting thread of one instance leaves the core to the others."""
+    """A waiting thread leaves the core to the others; the caller's instances count where they run it."""
     assert entry(session_settings(config(instance_group=groups), instances=instances), SPINNING) == expected
-
-
-def test_instances_of_the_caller_share_the_cores():
-    """Another model's instances count where they run this network: many get one thread each."""
     assert session_settings(config(), instances=1000).threads == ThreadCounts(1, 0)
 
 
@@ -334,28 +330,12 @@ def test_wrong_flag_has_the_official_message(flag, message):
         BackendSettings.from_command_line([OURS + flag])
 
 
-def on_gpu(folder: Path, **kinds: str) -> ModelConfig:
-    (folder / "configs").mkdir()
-    for name, kind in kinds.items():
-        path = folder / "config.pbtxt" if name == "config" else folder / "configs" / f"{name}.pbtxt"
-        path.write_text(f'name: "m" instance_group {{ kind: {kind} }}')
-    return config(kind="GPU", folder=folder)
+@cases(kind_auto=("KIND_AUTO", "CPU"), kind_gpu=("KIND_GPU", "GPU"))
+def test_gpu_that_triton_chose_may_be_a_cpu(named, kind, tmp_path):
+    """Which file names a GPU, `requests_gpu` decides."""
+    (tmp_path / "config.pbtxt").write_text(f'name: "m" instance_group {{ kind: {named} }}')
+    model = config(kind="GPU", folder=tmp_path)
 
-
-@cases(
-    no_config_file=({}, "", "CPU"),
-    kind_auto=({"config": "KIND_AUTO"}, "", "CPU"),
-    kind_gpu=({"config": "KIND_GPU"}, "", "GPU"),
-    profile_without_a_gpu=({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
-    profile_with_a_gpu=({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
-    profile_of_another_name=({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
-)
-def test_gpu_that_triton_chose_may_be_a_cpu(kinds, profile, kind, tmp_path):
-    model = on_gpu(tmp_path, **kinds)
-
-    assert session_options.on_available_provider(model, [CPU], profile).device_kind == kind
-
-
-def test_config_is_unchanged_where_the_device_is_available(tmp_path):
-    for model, available in ((on_gpu(tmp_path, config="KIND_AUTO"), [CUDA, CPU]), (config(), [CPU])):
-        assert session_options.on_available_provider(model, available, "") is model
+    assert session_options.on_available_provider(model, [CPU], "").device_kind == kind
+    for same, available in ((model, [CUDA, CPU]), (config(), [CPU])):
+        assert session_options.on_available_provider(same, available, "") is same

@@ -39,8 +39,8 @@ def test_gateway_that_never_listens_is_started_again(monkeypatch):
     made.keep()
     made._process.wait()
 
-    assert made.keep() == "the gateway ended with status -9"
-    assert lines == ["supervisor: the gateway ended with status -9; it starts again in 0.1 s"]
+    assert made.keep() == "the gateway exited with status -9"
+    assert lines == ["supervisor: the gateway exited with status -9; restarting in 0.1 s"]
     made.stop()
 
 

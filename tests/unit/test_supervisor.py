@@ -278,13 +278,6 @@ def test_each_image_model_has_one_probe_at_a_time(driver):
     assert driver.round("eyes", "other") == [Probe("eyes", 3)]
 
 
-def test_failure_that_names_no_instance_is_not_a_verdict(driver):
-    (probe,) = driver.round("eyes")
-
-    assert driver.judge(probe, "503 unavailable") == []
-    assert driver.see() == [ReportBroken({})]
-
-
 def test_second_verdict_on_an_instance_kills_and_repairs_it(driver):
     """The first verdict repeats the probe; after the second the hanging process goes first."""
     (probe,) = driver.round("eyes")
@@ -338,15 +331,19 @@ def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
     assert driver.start_repair() == [Kill(FIRST.process), BY_PROBE]
 
 
-@cases(("state", "commands"), stopped=(STOPPED, [Kill(FIRST.process), BY_PROBE]), running=(LIVES, []))
-def test_late_probe_is_a_verdict_on_a_stopped_stub(driver, state, commands):
+@cases(
+    stopped=(STOPPED, "timed out", [ReadIndex()], [Kill(FIRST.process), BY_PROBE]),
+    running=(LIVES, "timed out", [], []),
+    no_instance_is_named=(LIVES, "503 unavailable", [], []),
+)
+def test_late_probe_is_a_verdict_on_a_stopped_stub(state, failure, answer, commands, driver):
     """Triton's thread hangs if a process is stopped while it holds the lock of their shared memory."""
     driver.round("eyes")
     driver.see(pid10=state)
     start_s = driver.now_s
     driver.now_s += 5.0
-    driver.judge(Probe("eyes", 1), "timed out", start_s)
 
+    assert driver.judge(Probe("eyes", 1), failure, start_s) == answer
     assert driver.start_repair() == commands
 
 
@@ -415,31 +412,19 @@ def test_healthy_stubs_stay_after_a_refused_reload(driver):
     assert not driver.supervisor.is_emptied([SECOND])
 
 
-def after_deaths(count: int, living: Stub) -> tuple[Driver, list[Command]]:
-    """Let instances of a model die, the others after the repair of the first; returns the last commands."""
-    old = [Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(count)]
-    driver = Driver(stubs=(*old, living))
+def test_too_many_dead_instances_restart_the_server():
+    """Each holds threads in the server, but running old ones do not count; the last one is not repaired."""
+    old = [Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(MAX_DEAD_PROCESSES - 1)]
+    driver = Driver(stubs=(*old, Stub(Process(99, 99), "eyes", 1, "eyes_1_0"), OTHER))
     driver.die(old[0])
     driver.repair()
-    return driver, driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
 
+    before = driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
+    after = driver.die(OTHER)
 
-@pytest.mark.parametrize(("count", "ends"), [(MAX_DEAD_PROCESSES - 1, False), (MAX_DEAD_PROCESSES, True)])
-def test_too_many_dead_instances_restart_the_server(count, ends):
-    """Each dead instance holds threads in the server; running old instances do not count."""
-    _, commands = after_deaths(count, Stub(Process(99, 99), "eyes", 1, "eyes_1_0"))
-
-    expected = [End(f"{count} dead instances still occupy its threads and memory")]
-    assert [command for command in commands if isinstance(command, End)] == expected * ends
-
-
-def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
-    driver, _ = after_deaths(MAX_DEAD_PROCESSES - 1, OTHER)
-
-    commands = driver.die(OTHER)
-
-    assert End(f"{MAX_DEAD_PROCESSES} dead instances still occupy its threads and memory") in commands
-    assert ReadIndex() not in commands
+    assert not any(isinstance(command, End) for command in before)
+    assert End(f"{MAX_DEAD_PROCESSES} dead instances still occupy its threads and memory") in after
+    assert ReadIndex() not in after
 
 
 def test_retired_instance_that_dies_is_not_repaired(driver):

@@ -100,6 +100,27 @@ def test_single_line_upside_down_is_read():
     assert turned.box[0, 0] > turned.box[1, 0]
 
 
+def test_line_whose_direction_is_not_seen_is_read_upside_down_as_well():
+    """The text of its wrong direction is doubtful; a line that is read well is not read twice."""
+    default, rows = networks(), []
+
+    def recognise(lines: np.ndarray) -> Any:
+        rows.append(len(lines))
+        return default.recognise(lines)
+
+    def direction(lines: np.ndarray) -> np.ndarray:
+        return np.array([[1, 0]] * len(lines), np.float32)
+
+    blind = reader(other=Networks(default.detect, direction, recognise))
+    for turn, count in ((0, 1), (180, 2)):
+        (page_lines,) = blind.read([save(page(LINES[:1]).rotate(turn))])
+
+        assert texts(page_lines) == EXPECTED[:1]
+        assert sum(rows) == count
+        rows.clear()
+    assert page_lines[0].box[0, 0] > page_lines[0].box[1, 0]
+
+
 @cases(("orientation", "turn"), mirrored=(4, "FLIP_TOP_BOTTOM"), turned=(6, "ROTATE_90"))
 def test_boxes_are_those_of_the_upright_image(orientation, turn):
     """The tag for the orientation is applied first: pixels that are stored differently give equal boxes."""

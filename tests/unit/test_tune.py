@@ -15,8 +15,6 @@ from tests.tables import cases
 THROUGHPUT, LATENCY = search.Objective("throughput"), search.Objective("latency")
 GRID = {"instances": (1, 2, 3, 4), "delay": (0, 1, 2, 3)}
 POINTS = list(search.points(GRID, cores=4))
-# Time of each measurement beyond its load.
-OVERHEAD_S = 0.5
 
 
 def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> LoadResult:
@@ -39,7 +37,7 @@ class Machine:
     draw: random.Random = field(default_factory=lambda: random.Random(1))
 
     def measure(self, candidate: search.CandidateSettings, seconds: float) -> dict[int, LoadResult]:
-        self.now_s += OVERHEAD_S + 2 * seconds
+        self.now_s += 0.5 + 2 * seconds  # half a second beyond the load
         self.measured.append((candidate, seconds, self.now_s))
         if candidate in self.rejects and sum(other == candidate for other, *_ in self.measured) > self.after:
             raise search.NotMeasured("rejected")

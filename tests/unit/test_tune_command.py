@@ -29,7 +29,7 @@ from tests.tables import cases
 @cases(
     unknown=(["nosuch"], "has no model 'nosuch', it has: classify, classify_v1, classify_v2"),
     route=(["classify"], "it is a route; fix: tune its variants: classify_v1, classify_v2"),
-    profile=(["classify_v1", "--profile", "nosuch"], "no model has the profile 'nosuch', known are: "),
+    profile=(["classify_v1", "--profile", "nosuch"], "no model has the profile 'nosuch', expected one of: "),
     ensemble=(["classify_v1", "--profile", "ensemble"], "tune its steps: imagenet_preprocess, effi"),
     concurrency=(["classify_v1", "--concurrency", "8,0"], "expected whole numbers from 1, got '0'"),
     inf_minutes=(["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),

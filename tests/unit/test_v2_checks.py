@@ -122,11 +122,6 @@ def test_any_body_is_checked_or_rejected(body, json_bytes):
         check_is_safe(checked)
 
 
-def test_empty_dimension_is_refused():
-    with pytest.raises(Failure, match="shape"):
-        check_request({"shape": [0], "datatype": "FP32", "data": []})
-
-
 @cases(
     flag=("FP32", "[true]", "expected numbers from -3.40282e+38 to 3.40282e+38 for FP32, got `bool`"),
     flag_among_integers=("INT8", "[1, true]", "from -128 to 127 for INT8, got `bool`"),
@@ -180,29 +175,32 @@ def test_parameter_of_another_type_is_refused(name, value):
     assert raised.value.status == 400
 
 
-@cases(
-    empty_image=("image", 1, 0, "the image is empty"),
-    empty_among_images=("image", 2, 0, "the image is empty"),
-    many_images=("image", 65, 1, "expected at most 64 elements, got the shape [65]"),
-    many_empty_images=("image", 65_536, 0, "expected at most 64 elements"),
-    many_words=("words", 8193, 0, "expected at most 8192 elements"),
-)
-def test_elements_that_only_take_time_are_refused(name, count, size, reason):
+def words(name: str, count: int, size: int) -> tuple[dict[str, Any], bytes]:
     data = (size.to_bytes(4, "little") + b"x" * size) * (count - 1) + bytes(4)
     parameters = {"binary_data_size": len(data)}
+    return {"name": name, "shape": [count], "datatype": "BYTES", "parameters": parameters}, data
 
+
+def two_numbers(size: int) -> tuple[dict[str, Any], bytes]:
+    return {"shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": size}}, bytes(size)
+
+
+@cases(
+    # Elements that only take time.
+    empty_image=(words("image", 1, 0), "the image is empty"),
+    empty_among_images=(words("image", 2, 0), "the image is empty"),
+    many_images=(words("image", 65, 1), "expected at most 64 elements, got the shape [65]"),
+    many_empty_images=(words("image", 65_536, 0), "expected at most 64 elements"),
+    many_words=(words("words", 8193, 0), "expected at most 8192 elements"),
+    too_few_bytes=(two_numbers(7), "expected 8 bytes for FP32 [2], got 7"),
+    too_many_bytes=(two_numbers(9), "expected 8 bytes for FP32 [2], got 9"),
+    empty_dimension=(({"shape": [0], "datatype": "FP32", "data": []}, b""), "shape"),
+)
+def test_tensor_that_triton_must_not_get_is_refused(tensor, reason):
     with pytest.raises(Failure, match=re.escape(reason)) as raised:
-        check_request({"name": name, "shape": [count], "datatype": "BYTES", "parameters": parameters}, data)
+        check_request(*tensor)
 
     assert raised.value.status == 400
-
-
-@pytest.mark.parametrize("size", [7, 9])
-def test_binary_data_have_the_size_of_their_shape(size):
-    tensor = {"shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": size}}
-
-    with pytest.raises(Failure, match=rf"expected 8 bytes for FP32 \[2\], got {size}"):
-        check_request(tensor, bytes(size))
 
 
 @asynchronous

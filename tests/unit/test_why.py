@@ -30,10 +30,8 @@ def line(outcome="ok", wait_ms=0.0, variant="v1", **stages):
 
 
 def test_every_stage_has_a_meaning_and_a_next_step():
+    """Those of a task are explained by it."""
     assert {*MEANINGS} == {*FIRST_STAGES, *LAST_STAGES}
-
-
-def test_stages_of_a_task_are_explained_by_it():
     assert meaning("recognise")[0] == "recognising the lines is slow"
     assert meaning("shuffle") == ("the stage 'shuffle' is slow", "nereid tune")
 

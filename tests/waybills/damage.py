@@ -1,11 +1,11 @@
 """What happens to a label before it is read: stamps, folds, bad print, the camera and JPEG."""
 
-import io
 from random import Random
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
+from tests.pictures import save
 from tests.waybills.paper import Paper, font, rectangle
 
 # Channels are RGB.
@@ -105,10 +105,8 @@ def recorded(photo: Image.Image, draw: Random) -> bytes:
     levels += noise.standard_normal(levels.shape, np.float32) * sigma
     gain = draw.uniform(0.75, 1.1)
     levels = (levels - 128) * draw.uniform(0.6, 1.05) + 128 * gain
-    target = io.BytesIO()
     quality = draw.choice((25, 40, 60, 75, 90))
-    Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8)).save(target, "JPEG", quality=quality)
-    return target.getvalue()
+    return save(Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8)), "JPEG", quality=quality)
 
 
 def homography(source: np.ndarray, target: np.ndarray) -> np.ndarray:

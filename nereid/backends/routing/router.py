@@ -198,7 +198,7 @@ class Router:
         admitted, plan = attempt.admitted, attempt.plan
         try:
             error = StubDied(f"a process of variant '{attempt.variant.name}' has died")
-            if not self._may_go_on(attempt, error):
+            if not self._may_use_next_variant(attempt, error):
                 raise self._final(attempt, error)
         except Exception as raised:
             self._free_slot(admitted)
@@ -303,7 +303,7 @@ class Router:
                         continue
                     if not attempt.has_fallbacks:
                         raise self._final(attempt, error) from None
-                if not self._may_go_on(attempt, error):
+                if not self._may_use_next_variant(attempt, error):
                     raise self._final(attempt, error) from None
                 plan.mark_rest_as_retries()
 
@@ -316,7 +316,7 @@ class Router:
             self._check_client(attempt.admitted)
         return may_try
 
-    def _may_go_on(self, attempt: Attempt, error: Unavailable) -> bool:
+    def _may_use_next_variant(self, attempt: Attempt, error: Unavailable) -> bool:
         """Return whether to send a request to the next variant.
 
         A request that a process could have received before it died may be the cause.
@@ -325,15 +325,15 @@ class Router:
             return False
         with self._lock:
             if self._is_suspect(attempt, error):
-                may_go_on = attempt.has_fallbacks and attempt.health.may_send_suspect(
+                may_use_next = attempt.has_fallbacks and attempt.health.may_send_suspect(
                     attempt.admitted, self._clock()
                 )
             else:
                 # Each request tries each variant once, so fallbacks need no budget.
-                may_go_on = attempt.has_fallbacks or self._budget.record_failure()
-        if may_go_on:
+                may_use_next = attempt.has_fallbacks or self._budget.record_failure()
+        if may_use_next:
             self._check_client(attempt.admitted)
-        return may_go_on
+        return may_use_next
 
     @staticmethod
     def _is_suspect(attempt: Attempt, error: Unavailable) -> bool:

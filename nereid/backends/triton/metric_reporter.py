@@ -45,8 +45,8 @@ class MetricReporter:
         self._sums: dict[_Key, float] = {}
         self._observed: list[tuple[_Key, float]] = []
         self._values: dict[_Key, float] = {}
-        self._only: dict[str, tuple[dict[str, str], float]] = {}
-        self._alone: set[str] = set()
+        self._sole_values: dict[str, tuple[dict[str, str], float]] = {}
+        self._sole_families: set[str] = set()
         self._is_changed, self._is_closing = threading.Event(), threading.Event()
         self._flusher = threading.Thread(target=self._flush, daemon=True)
         self._flusher.start()
@@ -94,7 +94,7 @@ class MetricReporter:
     def set_only(self, name: str, value: float, /, **labels: str) -> None:
         """Set the value of a gauge, and remove its earlier series."""
         with self._lock:
-            self._only[name] = labels, value
+            self._sole_values[name] = labels, value
         self._wake()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class MetricReporter:
                 sums, self._sums = self._sums, {}
                 observed, self._observed = self._observed, []
                 values, self._values = self._values, {}
-                only, self._only = self._only, {}
+                sole_values, self._sole_values = self._sole_values, {}
                 histograms, self._histograms = self._histograms, {}
             for key, histogram in histograms.items():
                 self._increment_all(key, histogram)
@@ -127,11 +127,11 @@ class MetricReporter:
                 self._metric(key).set(value)
             for key, value in observed:
                 self._metric(key).observe(value)
-            for name, (labels, value) in only.items():
+            for name, (labels, value) in sole_values.items():
                 self._forget(name)
                 self._metric((name, tuple(labels.items()))).set(value)
-                self._alone.add(name)
-        for name in self._alone:
+                self._sole_families.add(name)
+        for name in self._sole_families:
             self._forget(name)
 
     def _increment_all(self, key: _Key, histogram: Sequence[float]) -> None:

@@ -19,7 +19,7 @@ SESSION_METRICS: Mapping[str, MetricSpec] = {
     "batch_size": histogram("Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
     "rejected_total": counter("Rejected requests, by the code of the error", "reason"),
     "fallbacks_total": counter(
-        "Batches that were computed in another way than configured, such as in halves for lack of memory",
+        "Batches computed differently than configured, such as in halves because memory ran out",
         "from to reason",
     ),
     "device_failures_total": counter("Instances that must be replaced, because their device failed"),
@@ -45,7 +45,7 @@ ROUTE_METRICS: Mapping[str, MetricSpec] = {
     "in_flight": gauge("Attempts on a variant that have not returned", "variant version"),
     "late_total": counter("Attempts that returned after their deadline", "variant version"),
     "fallbacks_total": counter(
-        "Responses of another variant than the chosen one, or of the configured answer", "from to reason"
+        "Responses from a variant other than the chosen one, or with the configured answer", "from to reason"
     ),
     "probes_total": counter(
         "Health checks of supervisor and gateway, which are not requests", "variant version outcome"

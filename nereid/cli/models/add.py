@@ -229,7 +229,7 @@ def add(
         if as_json:
             print(json.dumps(_document(name, proposal)))
         else:
-            print("\n".join(screen(name, proposal)), file=sys.stderr)
+            print("\n".join(summary_lines(name, proposal)), file=sys.stderr)
         return yes or (not as_json and typer.confirm("Add it?", err=True))
 
     try:
@@ -242,7 +242,7 @@ def add(
     print(line, file=sys.stderr if as_json else sys.stdout)
 
 
-def screen(name: str, proposal: "AddProposal") -> list[str]:
+def summary_lines(name: str, proposal: "AddProposal") -> list[str]:
     """Return a one-screen summary of the model that a network will become."""
     settings, measurements = proposal.settings, proposal.measurements
     (height, width), span, importer = settings.sides_px, proposal.value_range, proposal.importer

@@ -129,7 +129,7 @@ def create_gateway(
 ) -> Gateway:
     """Return a gateway's state; it connects to Triton on the first request.
 
-    Without keys, every caller on loopback may classify and read.
+    Without keys, every caller on loopback may do what changes nothing.
 
     Raises:
         ValueError: keys are required but none exist, or the server's address is invalid.

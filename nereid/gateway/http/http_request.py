@@ -71,7 +71,7 @@ class GatewayRequest:
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
         model_name: the model's name; over the v2 protocol, "" until it has answered.
         is_inference: whether the request is for images, and is therefore traced.
-        is_of_task: whether it is for a task's images.
+        is_task_inference: whether it is for a task's images.
         images: number of images with a known outcome.
     """
 
@@ -85,7 +85,7 @@ class GatewayRequest:
         self.endpoint = self.variant = self.outcome = self.model_name = ""
         self.offered_model: OfferedModel | None = None
         self.key: Key | None = None
-        self.is_inference = self.is_of_task = False
+        self.is_inference = self.is_task_inference = False
         self.limit_s = 0.0
         self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}

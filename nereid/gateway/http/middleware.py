@@ -139,7 +139,7 @@ class RequestMiddleware:
         """
         gateway = self._gateway
         request.endpoint, request.is_inference = operation.path, operation.is_limited
-        request.is_of_task = operation.is_limited and operation.task is not None
+        request.is_task_inference = operation.is_limited and operation.task is not None
         request.key = identify(gateway.keys, gateway.requires_keys, request.headers, operation.need)
         if operation.is_limited:
             gateway.quotas.take(request.key)
@@ -187,7 +187,7 @@ def finish_request(gateway: Gateway, request: GatewayRequest) -> None:
     gateway.uploads.buffers.release(request.key_id, request.body_bytes)
     stages_s = {"total": total_s, **request.stages_s}
     gateway.metrics.count("requests", endpoint, model, request.variant, outcome, stages_s)
-    if request.is_of_task and not request.images:
+    if request.is_task_inference and not request.images:
         (request.offered_model or gateway.models.default).recent_load.record(outcome, "", 0.0)
     if request.is_inference and request.spans.is_traced:
         is_fault = outcome in SERVER_FAULTS or outcome == "deadline_exceeded"

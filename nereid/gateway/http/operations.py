@@ -75,15 +75,15 @@ async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayRespon
 async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
     route = _route(request)
-    change = await gateway.uploads.read_json(request, Weights)
-    return json_response(await route.change(route.control.set_weights, change, _author(request)))
+    weights = await gateway.uploads.read_json(request, Weights)
+    return json_response(await route.change(route.control.set_weights, weights, _author(request)))
 
 
 async def order_rollout(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Start, pause, resume, promote or abort a rollout of the route."""
     route = _route(request)
-    change = await gateway.uploads.read_json(request, RolloutChange)
-    return json_response(await route.change(route.control.issue_rollout_command, change, _author(request)))
+    order = await gateway.uploads.read_json(request, RolloutChange)
+    return json_response(await route.change(route.control.order_rollout, order, _author(request)))
 
 
 def _route(request: GatewayRequest) -> RouteView:

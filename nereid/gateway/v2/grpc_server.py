@@ -18,7 +18,7 @@ from nereid.gateway import inference
 from nereid.gateway.failures import CLIENT_CLOSED, Failure, GrpcStatus, from_triton, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.http.middleware import finish_request, logged_failure
-from nereid.gateway.keys import Need, identify
+from nereid.gateway.keys import RequiredScope, identify
 from nereid.gateway.state import Gateway
 from nereid.gateway.tls import BACKLOG, TlsListener
 from nereid.gateway.v2.grpc_connection import (
@@ -47,7 +47,7 @@ class ReadMethod(NamedTuple):
     request: type[Message]
     path: str
     flag: str = ""
-    need: Need = "infer"
+    need: RequiredScope = "infer"
 
 
 READ_METHODS = {

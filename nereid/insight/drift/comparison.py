@@ -78,7 +78,7 @@ class VariantDrift(Struct, frozen=True):
         return any(signal.verdict == "drift" for signal in self.signals)
 
 
-def why_not(target: MonitoredVariant, reference: Reference | None) -> str:
+def why_not_compared(target: MonitoredVariant, reference: Reference | None) -> str:
     """Return why a variant cannot be compared; empty if it can."""
     if reference is None:
         return "the route has no reference"
@@ -134,7 +134,8 @@ def _compare_signal(
         return SignalDrift(signal, images, "too few")
     groups = scores.group_buckets(old, is_ordered=signal != CLASS)
     old, new = scores.add_up(old, groups), scores.add_up(new, groups)
-    distance, limit = scores.distance(old, new), scores.limit(tuple(old), scores.rounded_down(images), risk)
+    distance = scores.distance(old, new)
+    limit = scores.chance_limit(tuple(old), scores.rounded_down(images), risk)
     is_over = distance.psi > limit.psi or distance.js > limit.js
     verdict: DriftStatus = "drift" if is_over else "ok"
     return SignalDrift(signal, images, verdict, distance._asdict(), limit._asdict())

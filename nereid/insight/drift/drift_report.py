@@ -26,7 +26,7 @@ FEEDBACK = "nereid_gateway_feedback_total"
 
 
 class Agreement(Struct, frozen=True):
-    """Requests of a shadow in the half hour that ended `age_s` ago, and how many had the same best class."""
+    """Requests of a shadow in the half hour that ended `age_s` ago, and how many agreed with the variant."""
 
     shadow: str
     age_s: float
@@ -80,7 +80,7 @@ def report(folder: Path, route: str, gateways: Sequence[GatewayInfo]) -> DriftRe
                 tuple(agreement(History.load(folder), route, state.at)),
                 tuple(accuracy(gateways, route)),
             )
-    raise OperationFailed(f"the drift monitor does not know route '{route}' yet; it looks once a minute")
+    raise OperationFailed(f"the drift monitor does not know route '{route}' yet; it polls once a minute")
 
 
 def agreement(history: History, route: str, now: float) -> list[Agreement]:

@@ -16,7 +16,7 @@ from nereid.base import prometheus_text
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.prometheus_text import MetricLabels, MetricSamples, gauge
 from nereid.insight.drift import comparison, recording
-from nereid.insight.drift.comparison import MEASURES, VariantDrift, targets_of, why_not
+from nereid.insight.drift.comparison import MEASURES, VariantDrift, targets_of, why_not_compared
 from nereid.insight.drift.recording import PREFIXES, History, RecordedInterval, series_counts
 from nereid.models.routes.location import RouteLocation, find_routes
 from nereid.server.run_dir import ServerInfo
@@ -116,7 +116,7 @@ class Monitor:
         self._report(self.state)
         with contextlib.suppress(FileNotFoundError):  # the server has just ended
             self.history.store(folder)
-            recording.replace(folder / STATE_FILE, msgspec.json.encode(self.state))
+            recording.replace_unsynced(folder / STATE_FILE, msgspec.json.encode(self.state))
 
     def _signature(self) -> list[tuple[str, int]]:
         stamps = []
@@ -150,7 +150,7 @@ class Monitor:
         window, _ = self.history.window(now, WINDOW_S, watch.stored)
         for target in targets:
             grew = self.history.last_increase(target.series(""))
-            problem = watch.problem or why_not(target, reference)
+            problem = watch.problem or why_not_compared(target, reference)
             signals: Any = ()
             if reference and not problem:
                 signals = comparison.compare(target, window, reference)

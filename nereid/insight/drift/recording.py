@@ -146,7 +146,7 @@ class History:
 
     def store(self, folder: Path) -> None:
         """Write the slots to a run directory, for other commands."""
-        replace(folder / RECORDING_FILE, msgspec.json.encode(list(self.slots)))
+        replace_unsynced(folder / RECORDING_FILE, msgspec.json.encode(list(self.slots)))
 
     @classmethod
     def load(cls, folder: Path) -> "History":
@@ -160,7 +160,7 @@ class History:
         return history
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace_unsynced(path: Path, content: bytes) -> None:
     """Replace a file of a run directory atomically; it does not outlive its server, so it is not synced."""
     new = path.with_name(f".{path.name}")
     new.touch(mode=0o600)

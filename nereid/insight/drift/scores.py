@@ -35,7 +35,7 @@ def distance(reference: Sequence[int], window: Sequence[int]) -> Distance:
 
 
 @lru_cache(256)
-def limit(reference: tuple[int, ...], images: int, risk: float) -> Distance:
+def chance_limit(reference: tuple[int, ...], images: int, risk: float) -> Distance:
     """Return the distances that chance alone exceeds with probability `risk`.
 
     Both samples are drawn from the reference: one of its own size, and one of `images`. Gamma distributions

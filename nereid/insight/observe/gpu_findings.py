@@ -88,11 +88,11 @@ def finding(check: str, status: int | None, output: str, limit_s: float, cuda: i
         return Finding(check, "ok", last_line)
     text, fix = last_line, fix_of(output, cuda)
     if status is None:
-        text = f"not done after {limit_s:g} s; its output ends: {last_line}"
+        text = f"timed out after {limit_s:g} s; its output ends: {last_line}"
         fix = fix or "dmesg (lines with Xid); restart the machine"
     elif status < 0:
         name = signal.Signals(-status).name
-        text = f"a library ended the process with {name}; its output ends: {last_line}"
+        text = f"the process crashed ({name}) in a library; its output ends: {last_line}"
         fix = fix or gpu_profile.install_command(cuda)
     elif missing := MISSING_LIBRARY.search(output):
         text = f"{missing[1]} is missing; {last_line}"

@@ -328,22 +328,22 @@ def make_first_run(request: ExaminationRequest, progress: Progress) -> FirstRun:
     config = served_config(request, file.signature)
     progress("running it for the first time")
     network = OpenedNetwork("the network", config, request.version_folder)
-    meaning = _examination(request)
-    samples = meaning.samples(config)
+    examination = _examination(request)
+    samples = examination.samples(config)
     outputs = network.outputs(samples)
     is_single = any(node.name == onnx_graph.FIRST_IMAGE for node in onnx_graph.nodes(file.model))
-    can_batch = not is_single and _can_batch(network, meaning, samples)
-    result = meaning.first_run(file, samples, outputs, can_batch)
+    can_batch = not is_single and _can_batch(network, examination, samples)
+    result = examination.first_run(file, samples, outputs, can_batch)
     if request.task is not DEFAULT_TASK:
         return result
-    several = outputs if len(outputs) > 1 else [network.run(sample) for sample in meaning.pair(samples)]
+    several = outputs if len(outputs) > 1 else [network.run(sample) for sample in examination.pair(samples)]
     claiming = (task.name for task in TASKS if (claims := task.entry_point("claims")) and claims(several))
     return replace(result, claimed_by=next(claiming, ""))
 
 
-def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Samples) -> bool:
+def _can_batch(network: OpenedNetwork, examination: Examination, samples: Samples) -> bool:
     """Return whether two rows have the same outputs in one batch as separately."""
-    pair = meaning.pair(samples)
+    pair = examination.pair(samples)
     (name,) = pair[0].inputs
     batch = {name: np.concatenate([sample.inputs[name] for sample in pair])}
     try:
@@ -353,7 +353,7 @@ def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Samples) -
     if any(array.shape[:1] != (len(pair),) for array in outputs.values()):
         return False
     rows = [{key: array[index : index + 1] for key, array in outputs.items()} for index in range(len(pair))]
-    return meaning.is_same([network.run(sample) for sample in pair], rows)
+    return examination.is_same([network.run(sample) for sample in pair], rows)
 
 
 def examine_step_by_step(request: ExaminationRequest, progress: Progress) -> Measurements:
@@ -383,8 +383,8 @@ def _measure(
     network = OpenedNetwork("the network", config, request.version_folder)
     check_labels(request.labels, config)
     progress("preparing inputs")
-    meaning = _examination(request)
-    samples = meaning.samples(config)
+    examination = _examination(request)
+    samples = examination.samples(config)
     network.run(samples[0])
     del network
     progress("measuring its memory")
@@ -395,10 +395,10 @@ def _measure(
     network, memory_bytes = measure_memory("the network", config, request.version_folder, samples[0])
     progress(f"comparing outputs on {len(samples)} inputs")
     outputs = network.outputs(samples)
-    notes += meaning.notes(config, samples, outputs)
+    notes += examination.notes(config, samples, outputs)
     difference = None
     if current:
-        changes = meaning.changes(samples, [current.run(sample) for sample in samples], outputs)
+        changes = examination.changes(samples, [current.run(sample) for sample in samples], outputs)
         difference = _greatest(changes, request.limits, notes)
     if not request.limits.is_change_accepted:
         check_half_range(onnx_file.network_path(request.version_folder, request.document), samples)

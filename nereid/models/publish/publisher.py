@@ -356,8 +356,9 @@ def _next_version(locked: LockedRepository, network: PublishedNetwork) -> int:
 def _adapt_staged(request: ExaminationRequest, source: Path, report: Callable[[str], None]) -> list[str]:
     """Change a staged network as the current version was changed, and write its description.
 
-    A network without a description was copied by hand: only its opset and IR version may change. A task whose
-    networks have only one form also changes it without a description. Returns a sentence for each change.
+    A network without a description was copied by hand: only its opset, IR version and order of operators may
+    change. A task whose networks have only one form also changes it without a description. Returns a sentence
+    for each change.
 
     Raises:
         WrongUsage: the output of the current version does not exist.

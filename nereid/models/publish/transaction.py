@@ -138,7 +138,9 @@ class LockedRepository:
             self._undo(StagedOperation(operation, workspace), str(error))
             raise OperationFailed(f"'{operation}' failed and was undone: {error}") from error
         except KeyboardInterrupt:
-            workspace.report(f"'{operation}' was interrupted; the next publish, add or retire finishes it")
+            workspace.report(
+                f"'{operation}' was interrupted; the next publish, add, retire or remove finishes it"
+            )
             raise
         self.write("done", operation)
 

@@ -48,7 +48,7 @@ from nereid.server.run_dir import ServerInfo
 HOOK_TIMEOUT_S = 60.0
 POLL_S = 1.0
 # Evaluations without a decision are written at intervals of this fraction of the step's duration.
-LINE_PART = 0.01
+LOG_INTERVAL_FRACTION = 0.01
 FindServer = Callable[[], ServerInfo | None]
 
 
@@ -347,7 +347,7 @@ class Controller:
             return
         verdict = measured.verdict()
         is_over = verdict.outcome != StepOutcome.CONTINUE
-        if is_over or now_s - self._written_at >= max(POLL_S, LINE_PART * measured.elapsed_s):
+        if is_over or now_s - self._written_at >= max(POLL_S, LOG_INTERVAL_FRACTION * measured.elapsed_s):
             self._written_at = now_s
             values = {"elapsed_s": measured.elapsed_s, "look": measured.judge.total()}
             self._write(rollout, "look", verdict.reasons, **values)

@@ -253,7 +253,7 @@ class EventTests:
         self.control += control
 
     @property
-    def tests(self) -> int:
+    def test_count(self) -> int:
         """The number of tests that can fail the candidate."""
         return (self.exceeds_limit is not None) + (self.inferiority is not None)
 
@@ -301,8 +301,8 @@ class StepJudge:
 
     def add(self, counts: PairCounts) -> None:
         """Add the counts of a poll."""
-        for sums in self._tests:
-            sums.add(*counts.events[sums.limit.event])
+        for tests in self._tests:
+            tests.add(*counts.events[tests.limit.event])
         for total, new in zip(
             (*self._latencies, self._drawn), (*counts.latencies, counts.drawn), strict=True
         ):
@@ -310,13 +310,13 @@ class StepJudge:
 
     def total(self) -> PairCounts:
         """Return all counts so far as one poll."""
-        events = {sums.limit.event: (sums.candidate, sums.control) for sums in self._tests}
+        events = {tests.limit.event: (tests.candidate, tests.control) for tests in self._tests}
         candidate, control = self._latencies
         return PairCounts(events, (tuple(candidate), tuple(control)), (self._drawn[0], self._drawn[1]))
 
     def verdict(self, is_over: bool) -> StepVerdict:
         """Judge all counts so far; with `is_over`, the step's time is up."""
-        failed = [reason for sums in self._tests for reason in sums.failures(self._risk())]
+        failed = [reason for tests in self._tests for reason in tests.failures(self._risk())]
         if failed:
             return StepVerdict(StepOutcome.FAIL, tuple(failed))
         waits = self._waits()
@@ -326,19 +326,19 @@ class StepJudge:
 
     def _risk(self) -> float:
         """Return each test's part of the risk; the latency test is one more."""
-        return self.limits.risk / (1 + sum(sums.tests for sums in self._tests))
+        return self.limits.risk / (1 + sum(tests.test_count for tests in self._tests))
 
     def _waits(self) -> list[str]:
-        fewest = min((sums.candidate.requests for sums in self._tests), default=0)
+        fewest = min((tests.candidate.requests for tests in self._tests), default=0)
         if fewest < self.limits.min_requests:
             return [f"{fewest:,} of at least {self.limits.min_requests:,} requests of the candidate"]
         if self.share == 1:
             return []
         missed = self.limits.miss_risk
         return [
-            f"{sums}{sums.needed(self.share, missed)}, no decision yet"
-            for sums in self._tests
-            if not sums.non_inferiority.rejects(missed)
+            f"{tests}{tests.needed(self.share, missed)}, no decision yet"
+            for tests in self._tests
+            if not tests.non_inferiority.rejects(missed)
         ]
 
     def _gate(self) -> StepVerdict:
@@ -352,7 +352,7 @@ class StepJudge:
         ratio = candidate_median_s / control_median_s
         if ratio > self.limits.max_latency_ratio and slower_p_value(*latencies) < self._risk():
             return StepVerdict(StepOutcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
-        return StepVerdict(StepOutcome.PASS, tuple(str(sums) for sums in self._tests))
+        return StepVerdict(StepOutcome.PASS, tuple(str(tests) for tests in self._tests))
 
 
 def median(bounds: Sequence[float], counts: Sequence[int]) -> float:

@@ -25,7 +25,7 @@ from nereid.server.run_dir import ServerInfo
 VARIANT_FAULTS = frozenset({"inference_failed", "deadline_exceeded", "unavailable", "error"})
 # Reasons for a variant that the route chooses itself. Callers that name a variant are not a random sample,
 # and the requests of one key all go to one variant.
-CHANCE, KEY = "weight", "route-key"
+BY_WEIGHT, BY_ROUTE_KEY = "weight", "route-key"
 ERROR, SLOW, DISAGREEMENT = "error", "slow", "disagreement"
 REQUESTS, SHADOWS = f"{ROUTE_PREFIX}requests_total", f"{ROUTE_PREFIX}shadow_requests_total"
 DURATIONS = f"{ROUTE_PREFIX}request_duration_seconds"
@@ -83,7 +83,7 @@ class _Counts(NamedTuple):
 def _counts(increase: MetricSamples, variant: tuple[str, str], slow_s: float) -> _Counts:
     """Count the requests of a variant, but not from callers that named it or another variant."""
     labels = dict(zip(("variant", "version"), variant, strict=True))
-    chosen = {**labels, "reason": (CHANCE, KEY)}
+    chosen = {**labels, "reason": (BY_WEIGHT, BY_ROUTE_KEY)}
     # Older servers send no label `chosen`.
     histograms = increase.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, excluding={"chosen": "false"})
     buckets = {bound: int(histograms.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
@@ -97,7 +97,7 @@ def _counts(increase: MetricSamples, variant: tuple[str, str], slow_s: float) ->
         answered,
         slow,
         list(buckets.values()),
-        int(increase.total(REQUESTS, labels | {"reason": CHANCE})),
+        int(increase.total(REQUESTS, labels | {"reason": BY_WEIGHT})),
     )
 
 

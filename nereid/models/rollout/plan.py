@@ -74,7 +74,7 @@ class RolloutPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         float, Meta(gt=0, description="Increase of the median latency that fails a step at its end.")
     ] = 0.2
     max_disagreement: Annotated[
-        Increase, Meta(description="Limit of the shadow's responses that have another best class, or failed.")
+        Increase, Meta(description="Limit of the shadow's responses that disagreed or failed.")
     ] = 0.05
     shadow_percent: Annotated[Percent, Meta(description="Part of the requests that a shadow gets.")] = 100
     risk: Annotated[Risk, Meta(description="Probability that an equally good candidate is rolled back.")] = (

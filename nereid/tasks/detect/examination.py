@@ -21,6 +21,8 @@ from nereid.models.publish.examination import (
 )
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects
+from nereid.tasks.detect.head import Head
+from nereid.tasks.detect.layouts import LAYOUTS, Candidates, Rows
 
 SCORE_SLACK = 0.01  # of half precision
 # A typical box is at most this many times the size of the network's input.
@@ -83,19 +85,35 @@ class ObjectExamination(Examination):
             candidates = head.candidates(rows, self._detector.score_threshold)
         except ServingError as error:
             raise Rejected(f"{sample.name}: {error}") from None
-        fix = f"the outputs are not those of head {head.name}; fix: --head with another one"
-        if (highest := candidates.scores.max(initial=0)) > 1 + SCORE_SLACK:
-            raise Rejected(f"{sample.name}: expected scores up to 1, got {highest:.4g}: {fix}")
-        sides = candidates.boxes[:, 2:] - candidates.boxes[:, :2]
-        if len(sides) and sides.max() < 1:
-            raise Rejected(
-                f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"
+        if problem := _problem(head, rows, candidates):
+            others = (name for name in LAYOUTS if name != head.name and LAYOUTS[name].find(head.outputs))
+            fitting = ", ".join(others)
+            fix = (
+                f"--head with one of {fitting}"
+                if fitting
+                else "export it with scores and boxes for that head"
             )
-        size_wh = head.input_size.width_px, head.input_size.height_px
-        if len(sides) and (np.median(sides, axis=0) > MAX_SIDE * np.array(size_wh)).any():
             raise Rejected(
-                f"{sample.name}: expected boxes within {size_wh[0]} x {size_wh[1]} pixels, got a side of "
-                f"{sides.max():.0f}: {fix}"
+                f"{sample.name}: {problem}: the outputs are not those of head {head.name}; fix: {fix}"
+            )
+        self._check_classes(sample, rows)
+
+    def _check_classes(self, sample: NetworkInput, rows: Rows) -> None:
+        """Reject class numbers below the head's first one, or beyond the labels."""
+        head, labels = self._detector.head, self._detector.labels
+        threshold, first = self._detector.score_threshold, head.layout.first_class
+        found = head.layout.decode(rows, head.input_size, threshold)
+        numbers = found.classes[found.scores >= threshold] + first
+        if len(numbers) and 0 <= numbers.min() < first:
+            raise Rejected(
+                f"{sample.name}: expected class numbers from {first}, as head {head.name} has, got "
+                f"{numbers.min()}; fix: export the network with classes from {first}"
+            )
+        if labels and (highest := numbers.max(initial=0)) >= first + len(labels):
+            raise Rejected(
+                f"{sample.name}: expected a label for each class number, got number {highest} and labels for "
+                f"{first} to {first + len(labels) - 1}; fix: --labels with a name for each number from "
+                f"{first}, the background included"
             )
 
     def _find(self, detector: ObjectFinder, sample: NetworkInput, outputs: Arrays) -> Objects:
@@ -117,3 +135,20 @@ class ObjectExamination(Examination):
             return "none"
         sides = ", ".join(f"{side:.0f}" for side in found.boxes[at])
         return f"'{self._detector.label(int(found.classes[at]))}' {found.scores[at]:.2f} at {sides}"
+
+
+def _problem(head: Head, rows: Rows, candidates: Candidates) -> str:
+    """Return why numbers cannot be a detector's scores, or boxes in pixels; empty if they can."""
+    scores = np.append(candidates.scores, head.probabilities(rows))
+    lowest, highest = scores.min(initial=0), scores.max(initial=0)
+    if lowest < -SCORE_SLACK or highest > 1 + SCORE_SLACK:
+        return f"expected scores from 0 to 1, got {highest if highest > 1 + SCORE_SLACK else lowest:.4g}"
+    sides = candidates.boxes[:, 2:] - candidates.boxes[:, :2]
+    if not len(sides):
+        return ""
+    if sides.max() < 1:
+        return f"expected boxes in pixels, got {len(sides)} smaller than one"
+    height, width = head.input_size
+    if (np.median(sides, axis=0) > MAX_SIDE * np.array((width, height))).any():
+        return f"expected boxes within {width} x {height} pixels, got a side of {sides.max():.0f}"
+    return ""

@@ -24,6 +24,10 @@ from nereid.tasks.detect.layouts import (
 GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64), (4, *STRIDES_PX), (16, 32))
 # Exports with built-in NMS return fewer rows; a network without NMS has more anchors.
 MAX_NMS_ROWS = 1000
+# Dims of one object in a list of those in all images.
+NMS_ROWS = ((5,), (6,), (7,))
+# Pixels per cell of mask prototypes. Source: ultralytics, nn/modules/head.py, `Segment`.
+PROTOTYPE_STRIDE = 4
 
 
 class UnknownHead(ValueError):
@@ -57,6 +61,21 @@ class Head:
         axis, others = classes
         return max(0, self.outputs[0].dims[axis] - others)
 
+    def mask_prototypes(self, outputs: Sequence[ServedTensor]) -> ServedTensor | None:
+        """Return the output with prototypes of masks, whose coefficients are then read as classes."""
+        quarter = tuple(side // PROTOTYPE_STRIDE for side in self.input_size)
+        prototypes = (
+            output for output in outputs if output.dims[1:] == quarter and 0 < output.dims[0] < self.classes
+        )
+        return next(prototypes, None)
+
+    def probabilities(self, rows: Rows) -> np.ndarray:
+        """Return the probabilities of all classes in the outputs by role; none from logits."""
+        if not self.layout.classes or self.layout.has_logits:
+            return np.empty(0, np.float32)
+        axis, others = self.layout.classes
+        return np.take(rows[0], range(others, rows[0].shape[axis]), axis)
+
     def candidates(self, rows: Rows, threshold: float) -> Candidates:
         """Return one image's candidates with a score of at least `threshold`.
 
@@ -69,7 +88,7 @@ class Head:
         """
         self._check(rows)
         found = self.layout.decode(rows, self.input_size, threshold)
-        is_likely = found.scores >= threshold
+        is_likely = (found.scores >= threshold) & (found.classes >= 0)
         return Candidates(*(part[is_likely] for part in found))
 
     def _check(self, rows: Rows) -> None:
@@ -107,6 +126,12 @@ def find_head(
     Raises:
         UnknownHead: the outputs do not match the layout, or several layouts are possible.
     """
+    lists = [output for output in outputs if output.dims in NMS_ROWS]
+    if lists and all(len(output.dims) < 2 for output in outputs):
+        raise UnknownHead(
+            f"expected rows of each image, got one list for all images, {_described(lists)}; fix: export the "
+            "network without NMS, or with NMS for each image"
+        )
     if name:
         return _named(outputs, input_size, name)
     possible = {

@@ -70,9 +70,12 @@ class DetectorImporter(ModelImporter):
             return None
         exported = literal(metadata.get("args", ""))
         has_nms = isinstance(exported, dict) and bool(exported.get("nms"))
-        is_rtdetr = "rtdetr" in metadata.get("description", "").lower()
+        description = metadata.get("description", "").lower()
+        is_rtdetr = "rtdetr" in description
+        # Older exports of YOLOv10, which needs no NMS, do not note that.
+        is_end_to_end = metadata.get("end2end", str("yolov10" in description)) == "True"
         head = ""
-        if metadata.get("end2end") == "True" or has_nms:
+        if is_end_to_end or has_nms:
             head = "nms"
         elif is_rtdetr:
             # Ever since Ultralytics records the head, the decoder returns only the best class of each row.
@@ -101,7 +104,10 @@ class DetectorImporter(ModelImporter):
         self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file to take [N,3,H,W] and return outputs of N rows; numbers become FP32."""
-        is_unbatched = lacks_batch_dimension(onnx_file.read(path).signature)
+        original = onnx_file.read(path).signature
+        is_unbatched = lacks_batch_dimension(original)
+        if not is_unbatched:
+            _check_inputs(original)
         changes = adaptation.edit_file(path, add_batch) if is_unbatched else []
         changes += adaptation.adapt_outputs_of_file(path, choices.size)
         signature = onnx_file.read(path).signature
@@ -116,6 +122,7 @@ class DetectorImporter(ModelImporter):
     ) -> ServingSettings:
         """Read the input and the outputs used by the head."""
         image, head, is_channels_last = _read(signature, choices, len(choices.labels or facts.labels))
+        _check_classes(head, facts, signature, choices)
         for output in head.outputs:
             if not signature.outputs[output.name].can_batch:
                 got = onnx_file.describe(signature.outputs[output.name])
@@ -147,6 +154,41 @@ def _object(found: Mapping[str, Any]) -> str:
 
 def _outputs(signature: Signature) -> list[ServedTensor]:
     return [ServedTensor(name, about.datatype, about.shape[1:]) for name, about in signature.outputs.items()]
+
+
+def _check_inputs(original: Signature) -> None:
+    """Raise WrongUsage for a network whose inputs cannot be changed to a batch of images."""
+    if len(original.inputs) > 1:
+        raise WrongUsage(
+            f"expected a network with one input, for images, got: {', '.join(original.inputs)}; "
+            "fix: export it with the images as its only input, without post-processing"
+        )
+    if any(len(tensor.shape) != 4 for tensor in original.inputs.values()):
+        read_input(original.inputs, ANY_SIZE)
+
+
+def _check_classes(head: Head, facts: NetworkFacts, signature: Signature, choices: NetworkChoices) -> None:
+    """Raise WrongUsage if the head would read other numbers as classes, such as coefficients of masks."""
+    if masks := head.mask_prototypes(_outputs(signature)):
+        got = onnx_file.describe(signature.outputs[masks.name])
+        raise WrongUsage(
+            f"output '{masks.name}': expected a network for boxes, got prototypes of masks, {got}, which "
+            "cannot be served; fix: export a network for detection"
+        )
+    names = len(choices.labels or facts.labels)
+    if not names or head.classes in (0, names):
+        return
+    if choices.labels:
+        raise WrongUsage(
+            f"{choices.labels_from}: expected {head.classes} lines, one for each class of head {head.name}, "
+            f"got {names}; fix: a line for each number from 0 to {head.classes - 1}, also for unused ones"
+        )
+    if not choices.head:
+        raise WrongUsage(
+            f"{facts.labels_from}: expected a name for each of the {head.classes} classes of head "
+            f"{head.name}, got {names}; other numbers may be masks, key points or angles; fix: a network for "
+            f"detection, --labels with {head.classes} names, or --head {head.name} to serve it without names"
+        )
 
 
 def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[ServedTensor, Head, bool]:

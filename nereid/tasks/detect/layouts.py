@@ -29,7 +29,7 @@ class Candidates(NamedTuple):
     Attributes:
         boxes: float64[K, 4]: left, top, right, bottom in pixels of the network's input.
         scores: float32[K].
-        classes: int64[K].
+        classes: int64[K]; a negative class, as in the rows that pad the results of NMS, is no object.
     """
 
     boxes: np.ndarray
@@ -126,7 +126,7 @@ def fractions_best(rows: Rows, input_size: InputSize, threshold: float) -> Candi
 def tensorflow(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode count, boxes [M, 4] (top, left, bottom, right as input fractions), scores, classes from 1."""
     boxes, scores, classes = _nms_parts(rows)
-    kept = (scores >= threshold) & (classes >= 1)
+    kept = scores >= threshold
     height, width = input_size
     corners = boxes[kept][:, [1, 0, 3, 2]].astype(np.float64) * (width, height, width, height)
     return Candidates(corners, scores[kept], classes[kept].astype(np.int64) - 1)
@@ -135,7 +135,7 @@ def tensorflow(rows: Rows, input_size: InputSize, threshold: float) -> Candidate
 def decode_nms(rows: Rows, input_size: InputSize, threshold: float) -> Candidates:
     """Decode the output of a network with built-in NMS: corners in pixels of its input."""
     boxes, scores, classes = _nms_parts(rows)
-    kept = (scores >= threshold) & (classes >= 0)
+    kept = scores >= threshold
     return Candidates(boxes[kept].astype(np.float64), scores[kept], classes[kept].astype(np.int64))
 
 
@@ -190,6 +190,7 @@ class Layout:
             below the minimum score.
         classes: class axis of the first output, and its other entries; () if the shapes have no classes.
         has_nms: whether the network itself has already removed boxes of the same object.
+        has_logits: whether its numbers for classes are logits instead of probabilities.
         first_class: the network's number for its first class.
         preprocessing: what remains to be done for a network that resizes or normalises its images itself.
     """
@@ -199,6 +200,7 @@ class Layout:
     decode: Decode
     classes: tuple[int, int] | tuple[()] = ()
     has_nms: bool = False
+    has_logits: bool = False
     first_class: int = 0
     preprocessing: Mapping[str, str] = field(default_factory=dict)
 
@@ -209,11 +211,17 @@ def grid_cells(input_size: InputSize, strides_px: Sequence[int] = STRIDES_PX) ->
 
 
 def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Find:
-    """Find the only output with two dims, if they match; some exports also return the grids."""
+    """Find the only output with two dims, if they match; some exports also return the grids.
+
+    Another output with as many rows is a part of each object, such as its class or box.
+    """
 
     def find(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
         matrices = [output for output in outputs if len(output.dims) == 2]
-        return tuple(matrices) if len(matrices) == 1 and fits(matrices[0].dims) else ()
+        if len(matrices) != 1 or not fits(matrices[0].dims):
+            return ()
+        rows = [output.dims[0] for output in outputs if output not in matrices and output.dims]
+        return () if any(count > 0 and count in matrices[0].dims for count in rows) else tuple(matrices)
 
     return find
 
@@ -231,18 +239,22 @@ def _find_queries(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
     logits = [matrix for matrix in matrices if matrix not in boxes and matrix.dims[1] > 0]
     if len(logits) > 1:
         logits = [logit for logit in logits if any(word in logit.name.lower() for word in ("logit", "class"))]
-    if len(boxes) != 1 or len(logits) != 1 or boxes[0].dims[0] != logits[0].dims[0]:
+    if len(boxes) != 1 or len(logits) != 1 or (rows := boxes[0].dims[0]) != logits[0].dims[0]:
         return ()
-    return logits[0], boxes[0]
+    # One more number for each row, such as its objectness, would be a part of the score.
+    is_partial = any(output.dims in ((rows,), (rows, 1)) and output != logits[0] for output in outputs)
+    return () if is_partial else (logits[0], boxes[0])
 
 
 def _find_torchvision(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
-    """Return boxes [M, 4], scores [M], classes [M]; names and order depend on the exporter."""
-    kinds = {(output.datatype, output.dims[1:] if output.dims else (0,)): output for output in outputs}
+    """Return boxes [M, 4], scores [M], classes [M]; names and order depend on the exporter.
+
+    Other outputs, such as masks and key points, are skipped.
+    """
+    parts = [output for output in outputs if output.dims[1:] in ((), (4,))]
+    kinds = {(output.datatype, output.dims[1:] if output.dims else (0,)): output for output in parts}
     expected = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
-    return (
-        tuple(kinds[kind] for kind in expected) if len(outputs) == 3 and kinds.keys() == {*expected} else ()
-    )
+    return tuple(kinds[kind] for kind in expected) if len(parts) == 3 and kinds.keys() == {*expected} else ()
 
 
 def _find_tensorflow(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
@@ -251,7 +263,11 @@ def _find_tensorflow(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...
 
 
 def _find_nms(outputs: Sequence[ServedTensor]) -> tuple[ServedTensor, ...]:
-    """Return [M, 6 or 7], or [M, 5] and classes [M], or count, boxes [M, 4], scores [M], classes [M]."""
+    """Return [M, 6 or 7], or [M, 5] and classes [M], or count, boxes [M, 4], scores [M], classes [M].
+
+    Masks beside the last two forms are skipped.
+    """
+    outputs = [output for output in outputs if len(output.dims) < 3]
     matrices = [output for output in outputs if len(output.dims) == 2]
     vectors = [output for output in outputs if len(output.dims) == 1 and output.dims != (1,)]
     single = [output for output in outputs if output.dims in ((), (1,))]
@@ -277,9 +293,15 @@ LAYOUTS: Mapping[str, Layout] = {
     "yolov5": Layout("[N,anchors,5+classes]", _find_rows, yolov5, (1, 5)),
     "yolov8": Layout("[N,4+classes,anchors]", _find_columns, yolov8, (0, 4)),
     "yolox": Layout("[N,anchors,5+classes], not decoded", _find_rows, yolox, (1, 5)),
-    "detr": Layout("logits [N,Q,classes+1] and boxes [N,Q,4]", _find_queries, detr, (1, 1), has_nms=True),
+    "detr": Layout(
+        *("logits [N,Q,classes+1] and boxes [N,Q,4]", _find_queries, detr, (1, 1)),
+        has_nms=True,
+        has_logits=True,
+    ),
     "detr_sigmoid": Layout(
-        "logits [N,Q,classes] and boxes [N,Q,4]", _find_queries, detr_sigmoid, (1, 0), has_nms=True
+        *("logits [N,Q,classes] and boxes [N,Q,4]", _find_queries, detr_sigmoid, (1, 0)),
+        has_nms=True,
+        has_logits=True,
     ),
     "yolonas": Layout("boxes [N,anchors,4] and scores [N,anchors,classes]", _find_queries, cornered, (1, 0)),
     "rtdetr": Layout(

@@ -144,6 +144,12 @@ class LineExamination(Examination):
 
     def _decoded(self, characters: Characters, name: str, outputs: Arrays) -> tuple[str, float]:
         index, probability = self._best(outputs)
+        if len(index) != 1:
+            raise Rejected(
+                f"{name}: expected [1,steps] for one line, got [{','.join(map(str, index.shape))}], "
+                "probably steps first; fix: export the network with [N,steps,characters], or with one name "
+                "for the batch of its input and output"
+            )
         if index.size and not 0 <= index.min() <= index.max() < len(characters):
             raise Rejected(
                 f"{name}: expected classes below {len(characters):,}, the number of characters with "

@@ -102,6 +102,14 @@ class FoundLines:
     def __len__(self) -> int:
         return len(self.crops) - len(self.others)
 
+    def with_others(self, lines: Sequence[int]) -> "FoundLines":
+        """Return these lines, and rotated copies of some, by their indices."""
+        return FoundLines(
+            np.concatenate([self.boxes, np.roll(self.boxes[[*lines]], 2, axis=1)]),
+            self.crops + [turned_around(self.crops[line]) for line in lines],
+            self.others | {line: index for index, line in enumerate(lines, len(self.crops))},
+        )
+
 
 def find_lines(
     image: UprightImage, detect: Network, direction: Network, times: StageTimes, max_lines: int = MAX_LINES
@@ -128,11 +136,7 @@ def find_lines(
         boxes = positions_before(boxes, (width, height), quarters)
         if len(crops) <= MAX_MISTAKEN_LINES:
             flipped = np.arange(len(crops))
-    return FoundLines(
-        np.concatenate([boxes, np.roll(boxes[flipped], 2, axis=1)]) * image.scale_xy,
-        crops + [turned_around(crops[line]) for line in flipped],
-        {int(line): index for index, line in enumerate(flipped, len(crops))},
-    )
+    return FoundLines(boxes * image.scale_xy, crops).with_others(flipped.tolist())
 
 
 def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: ImageLimits) -> list[np.ndarray]:

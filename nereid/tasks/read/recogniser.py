@@ -17,6 +17,8 @@ from nereid.models.publish.importing.graph_edits import (
     free_batch,
     free_name,
     inputs,
+    make_node,
+    take_name,
     to_fp32,
     top_k,
 )
@@ -63,7 +65,8 @@ def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation
     """Change a ModelProto in place so that it outputs the two best classes of each step.
 
     Args:
-        model: takes lines float32[N, 3, 48, W] and returns [N, T, classes], or already the best classes.
+        model: takes lines float32[N, 3, 48, W] and returns [N, T, classes] or [T, N, classes], or already the
+            best classes.
         choices: the output with the classes, and the characters for a file without its own. The blank is the
             first class; a space may be the last.
         activation: function that turns class values into probabilities.
@@ -85,6 +88,7 @@ def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation
             tuple(output.name for output in best), changes, dictionary.notes(characters, Classes())
         )
     scores = _classes(model, choices.output)
+    changes += _put_lines_first(model, scores)
     classes = Classes(scores.name, max(0, dims(scores)[2]))
     characters = _write_characters(model, choices, classes, changes)
     changes += [*free_batch(model), *to_fp32(model, scores)]
@@ -138,6 +142,22 @@ def _classes(model: Any, output: str) -> Any:
         f"expected one output with the probabilities of characters, FP32 [N,steps,characters], or INT64 and "
         f"FP32 [N,steps] of the best ones, got {got}; fix: name one with --output"
     )
+
+
+def _put_lines_first(model: Any, scores: Any) -> Iterator[str]:
+    """Transpose an output [T, N, classes], which recognisers outside Paddle return, if its shape shows it.
+
+    An output whose shape does not show it fails in the examination.
+    """
+    batch, sizes = inputs(model)[0].type.tensor_type.shape.dim[0], scores.type.tensor_type.shape.dim
+    steps, lines, _ = sizes
+    if not batch.WhichOneof("value") or lines != batch or steps == batch:
+        return
+    before = take_name(model, scores.name, "steps_first")
+    model.graph.node.append(make_node("Transpose", [before], [scores.name], perm=[1, 0, 2]))
+    lines.CopyFrom(steps)
+    steps.CopyFrom(batch)
+    yield f"output '{scores.name}' [steps,N,characters] is transposed to [N,steps,characters]"
 
 
 def _describe(tensor: Any) -> str:

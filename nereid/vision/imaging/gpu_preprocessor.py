@@ -46,7 +46,7 @@ END_OF_IMAGE = b"\xff\xd9"
 # Some writers pad a file after its end marker.
 TAIL_BYTES = 64
 PROBE_PX = 64
-# Reusing the memory of decoded images saves a fifth of the decoder's time (docs/architecture.md). Two sets
+# Reusing the memory of decoded images saves a fifth of the decoder's time. Two sets
 # alternate: the kernel reads one while the next batch is decoded into the other. An oversized set is freed.
 DECODE_BUFFER_COUNT, KEPT_BYTES = 2, 256 * 2**20
 

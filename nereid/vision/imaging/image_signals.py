@@ -1,6 +1,6 @@
 """Signals of the images that a network receives, for comparison with a reference.
 
-Only a few pixels are measured, because the cost is part of every request (docs/architecture.md).
+Only a few pixels are measured, because the cost is part of every request (docs/drift.md#measured).
 """
 
 import math

@@ -235,7 +235,7 @@ class NetworkTrial:
 
     Args:
         shapes: for one image.
-        inferred: shapes that ONNX Runtime knows before a run; -1 for variable dims.
+        inferred: shapes that ONNX Runtime knows before a run of one image; -1 for variable dims.
         computes_rows: whether each row of a batch has the same outputs as alone.
     """
 
@@ -260,18 +260,38 @@ def handle_request(path: str, write: isolated_child.Write) -> None:
 
 def run(path: Path) -> NetworkTrial:
     """Run the network in this process."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"], enable_fallback=0)
+    session = _open(path)
     (image,) = session.get_inputs()
     levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
     pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
     alone = [session.run(None, {image.name: pixels[index : index + 1]}) for index in (0, 1)]
-    names = [output.name for output in session.get_outputs()]
-    shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
-    inferred = {
+    shapes = {name: list(row.shape) for name, row in zip(_inferred(session), alone[0], strict=True)}
+    return NetworkTrial(shapes, _inferred_alone(path, session), _computes_rows(session, pixels, alone))
+
+
+def _open(path: Path, options: onnxruntime.SessionOptions | None = None) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+def _inferred(session: onnxruntime.InferenceSession) -> dict[str, list[int]]:
+    return {
         output.name: [dim if isinstance(dim, int) else -1 for dim in output.shape]
         for output in session.get_outputs()
     }
-    return NetworkTrial(shapes, inferred, _computes_rows(session, pixels, alone))
+
+
+def _inferred_alone(path: Path, session: onnxruntime.InferenceSession) -> dict[str, list[int]]:
+    """Return the shapes that ONNX Runtime infers; dims that it cannot infer for any batch, for one image."""
+    inferred, batch = _inferred(session), session.get_inputs()[0].shape[0]
+    if not isinstance(batch, str) or all(-1 not in shape[1:] for shape in inferred.values()):
+        return inferred
+    options = onnxruntime.SessionOptions()
+    options.add_free_dimension_override_by_name(batch, 1)
+    try:
+        alone = _inferred(_open(path, options))
+    except Exception:  # ONNX Runtime's own exceptions share no base class
+        return inferred
+    return {name: [*shape[:1], *alone[name][1:]] for name, shape in inferred.items()}
 
 
 def _computes_rows(
@@ -300,12 +320,11 @@ def convert_to_fp16(path: Path) -> None:
     _check_is_fp32(path, file.model)
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
-    from onnxruntime.transformers.onnx_model import OnnxModel
 
     with _quiet_converter():
         try:
             converted = convert_float_to_float16(onnx.load(path), keep_io_types=True)
-            OnnxModel(converted).topological_sort()  # the casts of the inputs are last
+            onnx_graph.sort(converted)  # the casts of the inputs are last
             content = converted.SerializeToString()
         except Exception as error:  # it may raise any error for unknown operators
             raise _refusal(path, f"{type(error).__name__}: {error}") from None

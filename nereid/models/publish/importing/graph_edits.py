@@ -183,6 +183,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
                     model.graph.node.insert(AFTER_SHAPES, make_node("Expand", [name, shape], [wide]))
                     node.input[position] = wide
     used = {name for node in operators(model) for name in node.input}
+    used |= {output.name for graph in onnx_graph.graphs(model.graph) for output in graph.output}
     unused = {weight.name for weight in model.graph.initializer} - used
     for values in (model.graph.initializer, model.graph.input):  # older files also list weights as inputs
         left = [value for value in values if value.name not in unused]
@@ -254,6 +255,9 @@ def take_name(model: Any, name: str, suffix: str) -> str:
     """Rename the inner tensor that has an output's name, so that another node can return the output."""
     inner = free_name(model, f"{name}_{suffix}")
     _redirect(model, name, inner)
+    if name not in {image.name for image in inputs(model)}:  # it may be a weight
+        for value in (*model.graph.initializer, *model.graph.input):
+            value.name = inner if value.name == name else value.name
     for node in operators(model):
         node.output[:] = [inner if present == name else present for present in node.output]
     return inner
@@ -279,13 +283,14 @@ def free_name(model: Any, preferred: str) -> str:
 
 
 def fit_runtimes(model: Any) -> list[str]:
-    """Lower the opset and IR version of a ModelProto if that changes no operator; return the changes.
+    """Sort a ModelProto, and lower its opset and IR version if that changes no operator; return the changes.
 
     A network that needs the newer operators is left unchanged, and the runtime check reports it.
     """
     from onnx import defs
 
-    changes, runtimes = list[str](), supported_runtimes()
+    changes = ["its operators are sorted by dependency"] if onnx_graph.sort(model) else []
+    runtimes = supported_runtimes()
     opset = min(runtime.opset for runtime in runtimes)
     current_opset = onnx_graph.opsets(model).get("", 0)
     if current_opset > opset:
@@ -296,9 +301,9 @@ def fit_runtimes(model: Any) -> list[str]:
                 if node.domain in ("", "ai.onnx")
             )
         except (defs.SchemaError, ValueError, TypeError):  # a version of more than 32 bits is a TypeError
-            return []
+            return changes
         if newest > opset:
-            return []
+            return changes
         changes.append(f"opset {current_opset} is written as {opset}, in which its operators are the same")
         for domain in model.opset_import:
             if domain.domain in ("", "ai.onnx"):

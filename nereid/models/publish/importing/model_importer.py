@@ -125,6 +125,8 @@ class ModelImporter(ABC):
                 f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
                 f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
             )
+        if exporter_settings.parameters and "resize_shorter_px" in noted.keys() - parameters.keys():
+            _check_crop(settings, exporter_settings)
         if settings.is_channels_last:
             combined["layout"] = "NHWC"
         return combined | _shorter_side(combined, settings), exporter_settings.origin if noted else ""
@@ -239,6 +241,18 @@ def _noted_parameters(
     if settings.image.datatype == "TYPE_UINT8":
         without |= {*NORMALISATION}
     return {key: text for key, text in noted.items() if key not in without}
+
+
+def _check_crop(settings: ServingSettings, noted: ExporterSettings) -> None:
+    """Raise WrongUsage if the noted crop is for another size than the network's."""
+    if settings.sides_px == noted.size or not any(noted.size):
+        return
+    (height, width), (noted_height, noted_width) = settings.sides_px, noted.size
+    scaled = int(noted.parameters["resize_shorter_px"]) * max(height, width) / max(noted.size)
+    raise WrongUsage(
+        f"{noted.origin}: expected the preprocessing for {height} x {width} pixels, got {noted_height} x "
+        f"{noted_width}; fix: use this network's, or add --preprocess resize_shorter_px={scaled:.0f}"
+    )
 
 
 def _per_channel(key: str, text: str) -> str:

@@ -38,6 +38,13 @@ ANY_SIZE: Size = (0, 0)
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
 # Below this side, a processor with `crop_pct` crops. Source: transformers, image_processing_convnext.py.
 CONVNEXT_CROPS_PX = 384
+# Image processors that crop, and whose integer `size` is the shorter side; for others it is both sides.
+# Source: transformers 4.49, `default_to_square=False` in models/*/image_processing_*.py.
+SHORTER_SIDE = re.compile(
+    "(Bit|CLIP|ChineseCLIP|Levit|MobileNetV1|MobileNetV2|MobileViT|PoolFormer|ViTHybrid)(Image|Feature)"
+)
+# Settings of image processors that no parameter reproduces: a second normalisation, and other ways to resize.
+UNSUPPORTED = ("rescale_offset", "include_top", "do_thumbnail", "do_align_long_axis", "keep_aspect_ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,33 +230,55 @@ def _transformers(config: Mapping[str, Any]) -> ExporterSettings | None:
     if not any(key in config for key in ("do_resize", "do_normalize", "do_rescale", "image_mean")):
         return None
     origin = "'preprocessor_config.json' next to the file"
-    for key in ("rescale_offset", "include_top"):  # a second normalisation
-        if config.get(key):
-            return ExporterSettings(origin=origin, problem=f"{origin} has {key}")
+    resample = config.get("resample", 2)
+    resize, size, problem = _resize_and_crop(config)
+    if resample not in FILTERS:
+        problem = f"has resample {resample!r:.32}"
+    problem = next((f"has {key}" for key in UNSUPPORTED if config.get(key)), problem)
+    if problem:
+        return ExporterSettings(origin=origin, size=size, problem=f"{origin} {problem}")
     scale = float(config.get("rescale_factor") or 1 / 255) if config.get("do_rescale", True) else 1.0
     if config.get("do_normalize", "image_mean" in config):
         parameters = _numbers(config["image_mean"], config["image_std"], 1 / scale)
     else:
         parameters = {"scale": f"{scale:.15g}"}
-    parameters["interpolation"] = FILTERS[config.get("resample", 2)]
+    parameters["interpolation"] = FILTERS[resample]
     if config.get("do_flip_channel_order"):
         parameters["color_order"] = "BGR"
-    raw_size = config.get("size", {})
-    size: Mapping[str, int] = raw_size if isinstance(raw_size, dict) else {"shortest_edge": int(raw_size)}
-    shorter = size.get("shortest_edge")
-    crop = config.get("crop_size") if config.get("do_center_crop") else None
-    if "crop_pct" in config and shorter:
-        crop = shorter if shorter < CONVNEXT_CROPS_PX else None
-        shorter = int(shorter / float(config["crop_pct"])) if crop else shorter
-    if crop:
-        cropped = _sides(crop)
-        if not shorter:
-            problem = f"{origin} resizes to {_sides(size)} and then crops to {cropped}"
-            return ExporterSettings(origin=origin, size=cropped, problem=problem)
-        return ExporterSettings({"resize_shorter_px": str(shorter), **parameters}, origin, cropped)
-    # Detectors keep the aspect ratio within two edges; here, each photo is resized to one size.
-    whole = _sides(size) if config.get("do_resize", True) else ANY_SIZE
-    return ExporterSettings({"resize": "exact", **parameters}, origin, whole)
+    return ExporterSettings({**resize, **parameters}, origin, size)
+
+
+def _resize_and_crop(config: Mapping[str, Any]) -> tuple[dict[str, str], Size, str]:
+    """Return the parameters of an image processor's geometry, its size, and why it cannot be reproduced."""
+    named = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    resizes, crops, share = (config.get(key) for key in ("do_resize", "do_center_crop", "crop_pct"))
+    size, crop = config.get("size") or {}, config.get("crop_size")
+    if not isinstance(size, dict):
+        is_shorter = SHORTER_SIDE.match(named) or share
+        size = {"shortest_edge": int(size)} if is_shorter else {"height": int(size), "width": int(size)}
+    if "do_center_crop" not in config and crop and not share:
+        return {}, _sides(crop), "has crop_size without do_center_crop"
+    if resizes is not False and size.keys() == {"longest_edge"}:
+        return {}, ANY_SIZE, "has a size with longest_edge only"
+    shorter = int(size.get("shortest_edge") or 0)
+    whole = _sides(size) if resizes is not False else ANY_SIZE
+    if shorter and (share or named.startswith("Levit")):
+        crop = (crop or shorter) if crops else shorter
+        crops = crops or (share and shorter < CONVNEXT_CROPS_PX)
+        # Source of 256 / 224: transformers, image_processing_levit.py.
+        shorter = int(shorter / float(share)) if share else int(256 / 224 * shorter)
+    if not crops:
+        # Detectors keep the aspect ratio within two edges; here, each photo is resized to one size.
+        return {"resize": "exact"}, whole, ""
+    if not crop or resizes is False:
+        return {}, ANY_SIZE, "has do_center_crop without " + ("do_resize" if crop else "crop_size")
+    height, width = cropped = _sides(crop)
+    if config.get("size_divisor"):
+        return {}, cropped, "has size_divisor and do_center_crop"
+    if shorter < max(cropped):
+        resized = f"a shorter side of {shorter}" if shorter else "{} x {}".format(*whole)
+        return {}, cropped, f"resizes to {resized} and then crops to {height} x {width}"
+    return {"resize_shorter_px": str(shorter)}, cropped, ""
 
 
 def _sides(size: Any) -> Size:

@@ -55,6 +55,8 @@ LOOK_ALIKES = {
     **{"0": "OQD", "1": "IL", "2": "Z", "4": "A", "5": "S", "6": "G", "7": "T", "8": "B", "9": "G"},
     "l": "1I",
 }
+# Small letters whose capitals look otherwise: among capitals, they are misread digits.
+_UNLIKE_CAPITALS = frozenset("bgilq")
 # By their number: choices of characters to replace, each by position.
 Swaps: TypeAlias = Sequence[Sequence[Mapping[int, str]]]
 
@@ -263,19 +265,21 @@ def _corrected(
     """
     options: list[str] = []
     wrong = position = 0
+    count = sum(is_checked for *_, is_checked in shape)
+    misread = _UNLIKE_CAPITALS if any(map(str.isupper, text)) else ()
     for index, (character, (accepted, _, is_checked)) in enumerate(zip(text, shape, strict=True)):
+        fitting = "".join(glyph for glyph in LOOK_ALIKES.get(character, "") if glyph in accepted)
+        is_covered = checksum is not None and is_checked and checksum.covers(position, count)
+        is_misread = character in misread and is_covered and fitting
         if index in swapped:
             wrong += 1
             if wrong > MAX_CORRECTED or swapped[index] not in accepted:
                 return
             options.append(swapped[index])
-        elif character.upper() in accepted:
+        elif character.upper() in accepted and not is_misread:
             options.append(character.upper())
         else:
             wrong += 1
-            fitting = "".join(glyph for glyph in LOOK_ALIKES.get(character, "") if glyph in accepted)
-            count = sum(part[2] for part in shape)
-            is_covered = checksum is not None and is_checked and checksum.covers(position, count)
             if wrong > MAX_CORRECTED or not fitting or not (is_covered or len(accepted) == 1):
                 return
             options.append(fitting)

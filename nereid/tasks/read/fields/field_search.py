@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,6 +97,9 @@ def _has_adjacent_digits(row: Row, groups: Sequence[re.Match[str]], first: int, 
     return False
 
 
+# Maximum pairs of rows that are searched for a number on both, and the evidence it needs from its format and
+# checksum: two other numbers together may be correct by chance.
+MAX_PAIRS, MIN_PAIR_EVIDENCE = 200, 2.0
 # Maximum candidates per field; any more are left out in reading order.
 MAX_CANDIDATES = 2000
 # Evidence as a logarithm: without a label, a corrected number needs this much.
@@ -137,7 +140,7 @@ class FieldCandidate:
         box: corners float32[4, 2] of the value in pixels of the upright image.
         nearness: evidence from labels.
         sources: where it was read: `text`, `barcode` or both.
-        is_continued: whether it may be part of a number that another row begins or ends.
+        is_continued: whether it may be, or is, on two rows; its box is then in the first.
         part: evidence for a part of it with a valid checksum, which may be the actual number.
     """
 
@@ -240,8 +243,8 @@ def find_fields(
     Time is bounded: at most `MAX_LINES` lines are searched, and patterns are bounded by `count_ways`.
     """
     rows = rows_of(lines)
-    bars, continuations = [row_of_barcode(*barcode) for barcode in barcodes], continued(rows)
-    by_field = {rule.name: _candidates(rows, bars, continuations, rule) for rule in specification.fields}
+    bars, goes_on = [row_of_barcode(*barcode) for barcode in barcodes], continued(rows)
+    by_field = {rule.name: _candidates(rows, bars, goes_on, rule) for rule in specification.fields}
     best: dict[Span, tuple[bool, float]] = {}
     for candidates in by_field.values():
         for key, candidate in candidates.items():
@@ -281,36 +284,39 @@ def missing_fields(fields: Sequence[FoundField], specification: Specification) -
 
 
 def _candidates(
-    rows: Sequence[Row], codes: Sequence[Row], continuations: tuple[np.ndarray, np.ndarray], rule: FieldRule
+    rows: Sequence[Row], codes: Sequence[Row], goes_on: np.ndarray, rule: FieldRule
 ) -> Mapping[Span, FieldCandidate]:
-    labels, (goes_on, has_begun) = FieldLabels(rows, rule), continuations
+    labels, is_followed, has_begun = FieldLabels(rows, rule), goes_on.any(axis=1), goes_on.any(axis=0)
     barcode_texts = frozenset(part for row in codes for part in _barcode_texts(row.text))
     candidates: dict[Span, FieldCandidate] = {}
     parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
+    pairs = ((first, rows[first].followed_by(rows[other])) for first, other in np.argwhere(goes_on).tolist())
     readings = (
         (number, row, reading)
-        for number, row in enumerate((*rows, *codes))
+        for number, row in chain(enumerate((*rows, *codes)), islice(pairs, MAX_PAIRS))
         for reading in readings_in(row, rule, labels.named)
+        if number >= len(rows) or row is rows[number] or _is_on_both(reading, len(rows[number].text))
     )
     for number, row, (start, end, match, is_part) in islice(readings, MAX_CANDIDATES):
         is_code = number >= len(rows)
+        last = end if is_code else min(end, len(rows[number].text))
         if match.reading.corrections and (is_code or match.evidence < 0):  # bars are not misread
             continue
         if is_code:
             nearness, sources = Nearness(), _BARS
         else:
-            nearness = labels.nearness(row, number, start, end)
+            nearness = labels.nearness(row, number, start, last)
             is_long = match.form.joined and len(match.reading.value) >= MIN_CODE_LENGTH
             agrees = is_long and _agrees(match.reading, barcode_texts)
             # If bars confirm a number whose checksum does not match, it is a different kind of number.
             counts = nearness.is_labelled or (nearness.evidence == 0 and match.reading.valid is not False)
             sources = (*_BARS, *_TEXT) if agrees and counts else _TEXT
         is_continued = not is_code and bool(
-            (goes_on[number] and not _GROUP.search(row.text, end))
+            (is_followed[number] and not _GROUP.search(row.text, end))
             or (has_begun[number] and not _GROUP.search(row.text[:start]))
         )
         candidate = FieldCandidate(
-            match, row.confidence(start, end), row.box(start, end), nearness, sources, is_continued
+            match, row.confidence(start, end), row.box(start, last), nearness, sources, is_continued
         )
         carrier = match.carrier.name if match.carrier else ""
         is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
@@ -321,6 +327,13 @@ def _candidates(
             candidates[number, start, end] = candidate
     is_open = labels.has_own and not any(option.nearness.is_labelled for option in candidates.values())
     return _joined(_without_parts(candidates, parts), is_open)
+
+
+def _is_on_both(reading: tuple[int, int, Match, bool], middle: int) -> bool:
+    """Return whether a number goes on in another row, and its format and checksum prove that it does."""
+    start, end, match, is_part = reading
+    is_proven = match.reading.valid is True and match.reading.evidence >= MIN_PAIR_EVIDENCE
+    return start < middle < end and is_proven and not (match.form.needs_label or is_part)
 
 
 def _barcode_texts(text: str) -> tuple[str, ...]:

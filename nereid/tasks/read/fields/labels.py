@@ -15,8 +15,10 @@ from nereid.tasks.read.fields.specification import FieldRule, carrier_formats, l
 from nereid.tasks.read.outputs import edit_distance
 
 MAX_LABELS_FOUND = 200
-# Maximum distance of a value from its label, in text heights.
+# Maximum distance of a value from its label, in text heights; any to the right if no other text is between.
 REACH_RIGHT, REACH_BELOW = 20.0, 6.0
+# Maximum offset of a value to the right of its label, in text heights.
+MAX_OFFSET = 0.6
 # A value below its label counts as this much farther away than one to the right.
 BELOW_PENALTY = 1.0
 # Evidence as a logarithm: for a value beside a label, lost per text height of distance, and left if another
@@ -25,7 +27,7 @@ LABEL_EVIDENCE = 5.0
 EVIDENCE_LOST_PER_HEIGHT = 0.8
 INDIRECT_EVIDENCE = 1.0
 OTHER_LABEL_EVIDENCE = -3.0
-_Corners: TypeAlias = tuple[float, float, float, float, bool]
+_Corners: TypeAlias = tuple[float, float, float, float, bool, float]
 # Labels by their number of letters, then by these letters.
 _ByLength: TypeAlias = Mapping[int, Mapping[str, str]]
 _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
@@ -77,13 +79,14 @@ class FieldLabels:
         self._ends: dict[int, list[int]] = {}
         self._is_number = any(form.joined for form, _ in carrier_formats(rule))
         rectangles: dict[str, list[_Corners]] = {OWN: [], CUT: [], OTHERS: []}
+        boxes = np.array([row.rectangle(0, len(row.text)) for row in rows]).reshape(-1, 4)
         long = _long_labels((*rule.labels, *rule.other_labels))
         for number, row in enumerate(rows):
             for start, end, kind in _labels_of(row, rule, long):
                 self._ends.setdefault(number, []).append(end)
-                rectangles[kind].append(_corners(row, start, end, self._is_number))
+                rectangles[kind].append(_corners(row, start, end, self._is_number, boxes))
         self._own, self._cut, self._other = (
-            np.array(corners[:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for corners in rectangles.values()
+            np.array(corners[:MAX_LABELS_FOUND], np.float64).reshape(-1, 6) for corners in rectangles.values()
         )
         self.has_own = bool(len(self._own) or len(self._cut))
         carriers = {
@@ -172,32 +175,43 @@ def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, str]]:
             yield *match.span(), kind
 
 
-def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:
-    """Return a label's rectangle, and whether its value may be below, because no number is beside it.
+def _corners(row: Row, start: int, end: int, is_number: bool, boxes: np.ndarray) -> _Corners:
+    """Return a label's rectangle, whether its value may be below, and where the next text at its right is.
+
+    Its value may be below if no number is beside it. `boxes` float64[N, 4] are the rectangles of the rows.
 
     A heading, such as `UPS TRACKING #`, starts where its line does.
     """
     first, last = row.box_ends(start)
-    is_heading = not any(map(str.isalnum, row.text[end:last])) and not any(
-        map(str.isdigit, row.text[first:start])
-    )
+    is_last = not any(map(str.isalnum, row.text[end:last]))
+    is_heading = is_last and not any(map(str.isdigit, row.text[first:start]))
     rectangle = row.rectangle(first if is_heading else start, end)
-    return *rectangle, not (is_number and _VALUE.search(row.text, end))
+    is_open = not (is_number and _VALUE.search(row.text, end))
+    return *rectangle, is_open, _next_left(rectangle, boxes) if last == len(row.text) and is_last else -np.inf
+
+
+def _next_left(label: TextRectangle, boxes: np.ndarray) -> float:
+    """Return the left end of the next text on a label's line; infinite if there is none."""
+    left, top, _, bottom = boxes.T
+    offset = np.abs((top + bottom) / 2 - (label.top + label.bottom) / 2)
+    is_beside = (offset <= MAX_OFFSET * np.maximum(bottom - top, label.height)) & (left > label.right)
+    return float(left[is_beside].min(initial=np.inf))
 
 
 def _distance(labels: np.ndarray, rectangle: TextRectangle) -> float:
     """Return the distance of a value from the nearest label to its left or above it, in text heights.
 
     Args:
-        labels: float64[N, 5], see `_corners`.
+        labels: float64[N, 6], see `_corners`.
     """
     if not len(labels):
         return np.inf
-    left, top, right, bottom, is_open = labels.T
+    left, top, right, bottom, is_open, next_left = labels.T
     height = np.maximum(bottom - top, rectangle.height)
     offset = np.abs((top + bottom) / 2 - (rectangle.top + rectangle.bottom) / 2) / height
     gap = (rectangle.left - right) / height
-    is_right = (gap >= -0.5) & (gap <= REACH_RIGHT) & (offset <= 0.6)
+    is_near = (gap <= REACH_RIGHT) | (rectangle.left <= next_left)
+    is_right = (gap >= -0.5) & is_near & (offset <= MAX_OFFSET)
     below = (rectangle.top - bottom) / height
     shift = np.maximum(np.maximum(left - rectangle.right, rectangle.left - right), 0) / height
     is_below = (below >= -0.5) & (below <= REACH_BELOW) & (shift <= REACH_BELOW)

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -80,6 +80,11 @@ class Row:
         """Another possible character for each of the text; a space if there is none."""
         return " ".join(piece.others for piece in self.pieces)
 
+    def followed_by(self, other: "Row") -> "Row":
+        """Return this row and the one in which its last number goes on, as one."""
+        moved = (replace(piece, start=piece.start + len(self.text) + 1) for piece in other.pieces)
+        return Row(f"{self.text} {other.text}", (*self.pieces, *moved))
+
     def confidence(self, start: int, end: int) -> float:
         """Return the lowest confidence of the boxes of a part."""
         return min(piece.confidence for piece in self._touched(start, end))
@@ -149,8 +154,8 @@ def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
     return rows
 
 
-def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each row, whether its last number may go on in another row, and its first begin in one.
+def continued(rows: Sequence[Row]) -> np.ndarray:
+    """Return, for each row, whether its last number may go on in each other row, bool[N, N].
 
     The other row is of the same size, right below or farther to the right, and has digits only, or up to two
     letters behind them.
@@ -165,13 +170,13 @@ def continued(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     is_right = (gap >= 0) & (gap <= NEXT_BOX) & (np.abs(middle - middle[:, None]) <= MAX_OFFSET * lower)
     tails = [_LAST_DIGITS.search(row.text) for row in rows]
     heads = [_DIGITS.fullmatch(row.text) for row in rows]
-    goes_on = (is_below | is_right) & (higher <= MAX_HEIGHT_RATIO * lower)
+    goes_on: np.ndarray = (is_below | is_right) & (higher <= MAX_HEIGHT_RATIO * lower)
     goes_on &= np.array([head is not None for head in heads], bool)
     goes_on &= np.array([tail is not None for tail in tails], bool)[:, None]
     for first, second in np.argwhere(goes_on).tolist():
         short, long = sorted((_digits(tails[first]), _digits(heads[second])), key=len)
         goes_on[first, second] = len(short) < MIN_CONTAINED or short not in long
-    return goes_on.any(axis=1), goes_on.any(axis=0)
+    return goes_on
 
 
 def _digits(match: re.Match[str] | None) -> str:

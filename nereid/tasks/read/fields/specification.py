@@ -275,4 +275,6 @@ def label_expression(labels: tuple[str, ...]) -> re.Pattern[str]:
     texts = [
         r"\s?".join(glyph if glyph.isalnum() else r"\S?" for glyph in word) for word in spellings_by_length
     ]
-    return re.compile(rf"(?<![0-9A-Za-z@])(?:{'|'.join(texts)})(?!(?<=[A-Za-z])[A-Za-z])", re.IGNORECASE)
+    return re.compile(
+        rf"(?<![0-9A-Za-z@])(?:{'|'.join(texts)})(?!(?<=[A-Za-z])[A-Za-z]|(?<=\d)\d)", re.IGNORECASE
+    )

@@ -50,7 +50,7 @@ def segments(encoded: bytes) -> Iterator[tuple[int, int, bytes]]:
 def without_extras(encoded: bytes) -> bytes:
     """Return a JPEG without the parts of its header that change no pixel, such as profiles, or junk.
 
-    After the decoder's warning of such a part, it would not tell that image data is missing.
+    After warning about such a part, the decoder no longer reports missing image data.
     """
     frames = (payload for marker, _, payload in segments(encoded) if marker in START_OF_FRAME)
     # The decoder assumes these for one that it does not know. Source: libjpeg, jdapimin.c.
