@@ -13,7 +13,7 @@ from nereid.application import exit_codes
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli import check, demo, drift, gateway, keys, rollout, route, serve, status, top, why
 from nereid.cli.image_commands.image_command import IMAGE_COMMANDS
-from nereid.cli.models import add, publish, tune, versions
+from nereid.cli.models import add, publish, tune
 from nereid.cli.options import reflow, show_help
 from nereid.cli.server_options import with_server
 
@@ -64,7 +64,7 @@ app = typer.Typer(
 SERVE: Commands = (demo.demo, demo.init, serve.serve, *IMAGE_COMMANDS, gateway.gateway)
 OBSERVE: Commands = (status.status, top.top, why.why)
 PUBLISH: Commands = (add.add, publish.publish, publish.rollback, publish.retire)
-VERSIONS: Commands = (versions.remove, versions.reload, versions.versions, publish.watch)
+VERSIONS: Commands = (publish.remove, publish.reload, publish.versions, publish.watch)
 CHECK: Commands = (check.check, check.doctor, tune.tune)
 for command in (*SERVE, *map(with_server, OBSERVE + PUBLISH + VERSIONS), *CHECK):
     app.command(cls=Command)(command)

@@ -19,11 +19,10 @@ from nereid.base.http_connection import HttpConnectionPool
 from nereid.base.task import Task
 from nereid.base.task_registry import DEFAULT_TASK, task_of
 from nereid.client.retry import RetryBudget
-from nereid.gateway.cached_call import CachedCall
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import RecentLoad
 from nereid.gateway.inference import ImageInference, send_inference, send_to_triton
-from nereid.gateway.readiness import ReadinessProbe
+from nereid.gateway.readiness import CachedCall, ReadinessProbe
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
 

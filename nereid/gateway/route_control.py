@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from nereid.gateway.cached_call import CachedCall
+from nereid.gateway.readiness import CachedCall
 
 
 class VariantState(Struct, frozen=True):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.backends.routing import deadline
+from nereid.backends.routing.interfaces import check_deadline, deadline_parameter
 from nereid.base import contract, errors, files, processes
 from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.control_groups import ControlGroups
@@ -97,22 +97,22 @@ def test_report_of_a_failed_device_is_read_as_it_was_written():
 
 def test_deadline_is_the_timeout_from_now():
     before = time.monotonic_ns()
-    (at,) = deadline.deadline_parameter(1.5).values()
+    (at,) = deadline_parameter(1.5).values()
 
     assert before + 1_500_000_000 <= at <= time.monotonic_ns() + 1_500_000_000
 
 
 def test_only_a_request_with_time_left_passes():
-    for parameters in ({}, {"other": 1}, deadline.deadline_parameter(86_400)):
-        deadline.check(parameters)
+    for parameters in ({}, {"other": 1}, deadline_parameter(86_400)):
+        check_deadline(parameters)
     with pytest.raises(DeadlineExceeded, match="expired while queued"):
-        deadline.check(deadline.deadline_parameter(-1e-9))
+        check_deadline(deadline_parameter(-1e-9))
 
 
 @pytest.mark.parametrize("value", ["1", 1.5, True])
 def test_invalid_deadline_is_rejected(value):
     with pytest.raises(InvalidRequest, match=f"must be an integer, got {value!r}"):
-        deadline.check({DEADLINE_PARAMETER: value})
+        check_deadline({DEADLINE_PARAMETER: value})
 
 
 LIMIT_1, USED_1 = "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"

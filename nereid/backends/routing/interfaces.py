@@ -1,4 +1,4 @@
-"""Interfaces between the router and its host: requests, their traces, and the metrics that it writes."""
+"""Interfaces between the router and its host: requests, deadlines, traces, and the metrics that it writes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from nereid.backends.routing.assignment import FORCED
-from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
-from nereid.base.errors import ServingError, is_fault
+from nereid.base.contract import DEADLINE_PARAMETER, PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
+from nereid.base.errors import DeadlineExceeded, InvalidRequest, ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, continue_or_start_trace, new_trace, parse_traceparent
 from nereid.base.tracing.records import Record, Tracer, error_field, keep_field, never_raises, shortened, span
 
@@ -195,3 +195,30 @@ class RequestTrace:
         link = [self._span.context.trace_id, self._span.context.span_id]
         record = shadow.record("shadow", "", error)
         self._tracer.send({**record, "link": link, "sampled": shadow.context.is_sampled})
+
+
+def deadline_parameter(timeout_s: float) -> dict[str, int]:
+    """Return the parameters of a request whose response is useless `timeout_s` seconds from now.
+
+    A request's own `timeout` applies only in a queue whose `default_queue_policy` allows it. Such a policy
+    costs throughput (docs/architecture.md): Triton then forms no batch until an instance waits for it, and
+    overlooks some waiting instances. So the caller sends a parameter, which the receiving model compares with
+    the clock.
+    Source: core r24.10, RateLimiter::PayloadSlotAvailable.
+    """
+    return {DEADLINE_PARAMETER: time.monotonic_ns() + int(timeout_s * 1e9)}
+
+
+def check_deadline(parameters: Mapping[str, Any]) -> None:
+    """Check the deadline of a request.
+
+    Raises:
+        DeadlineExceeded: the deadline has passed.
+        InvalidRequest: the deadline is not an integer.
+    """
+    if (deadline_ns := parameters.get(DEADLINE_PARAMETER)) is None:
+        return
+    if type(deadline_ns) is not int:
+        raise InvalidRequest(f"parameter '{DEADLINE_PARAMETER}' must be an integer, got {deadline_ns!r}")
+    if deadline_ns < time.monotonic_ns():
+        raise DeadlineExceeded("expired while queued for an instance")

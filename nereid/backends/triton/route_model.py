@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from nereid.backends.routing import deadline
 from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, LoadedRoute
 from nereid.backends.routing.attempts import AdmittedRequest
-from nereid.backends.routing.interfaces import NO_PARAMETERS, RequestTrace, RoutedRequest
+from nereid.backends.routing.interfaces import NO_PARAMETERS, RequestTrace, RoutedRequest, deadline_parameter
 from nereid.backends.routing.observation import RouteQuality
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.backends.routing.route_file import RouteWatch
@@ -200,7 +199,7 @@ class _TritonRequest:
             requested_output_names=self._outputs,
             # The timeout is for queues with a policy, the parameter for our own backends.
             timeout=int(timeout_s * 1e6),
-            parameters={**deadline.deadline_parameter(timeout_s), **parameters},
+            parameters={**deadline_parameter(timeout_s), **parameters},
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         ).exec()
         if response.has_error():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from nereid.backends.routing import deadline
+from nereid.backends.routing.interfaces import check_deadline
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE, PROBE_HEADER, format_failed_device
 from nereid.base.errors import InvalidRequest, ServingError, from_exception
@@ -32,7 +32,7 @@ def read_request(request: Any) -> tuple[list[bytes] | ServingError, Mapping[str,
     parameters: Mapping[str, Any] = {}
     try:
         parameters = read_parameters(request)
-        deadline.check(parameters)
+        check_deadline(parameters)
     except ServingError as error:
         return from_exception(error), parameters
     images = pb_utils.get_input_tensor_by_name(request, IMAGE).as_numpy().ravel()

@@ -1,16 +1,24 @@
-"""`nereid publish`, `watch`, `rollback` and `retire`: the versions of a model."""
+"""`nereid publish`, `watch`, `rollback`, `retire`, `versions`, `remove` and `reload`: a model's versions."""
 
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from nereid.application.chosen_models import changeable_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import value_errors_as_wrong_usage
-from nereid.base.units import parse_share
-from nereid.cli.options import Model, Repository, collect, complete_model, network_file, show_progress
+from nereid.base.errors import WrongUsage, no_server, value_errors_as_wrong_usage
+from nereid.base.units import format_bytes, parse_share
+from nereid.cli.options import AsJson, Model, Repository, collect, complete_model, network_file, show_progress
 from nereid.cli.server_options import find_server
+from nereid.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from nereid.models.publish.network import VersionState
 
 
 def _share(value: str | float) -> float:
@@ -180,4 +188,74 @@ def watch(
     terms = f"{model} {tolerance} {accept_change} {max_slowdown} {max_memory}"
     watching.watch(
         folder, repository, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll
+    )
+
+
+COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "published", "from", "changes")
+
+
+def remove(
+    context: typer.Context,
+    model: Model,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove the models without asking.")] = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Remove a model from the server and the repository; for a route, also the models behind it."""
+    from nereid.models.publish import remove as removal
+
+    server_info = find_server(context, changeable_repository(repository))
+    names = removal.find_parts(repository, model).models or (model,)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise WrongUsage("cannot ask without a terminal", f"--yes to remove {', '.join(names)}")
+        if not typer.confirm(f"Remove {', '.join(names)} with all versions?"):
+            print("nothing has changed", file=sys.stderr)
+            return
+    for name in removal.remove(repository, model, server_info, show_progress):
+        print(f"{name}: removed")
+
+
+def reload(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
+    """Reload a model after you edit its config or files, without interrupting its requests."""
+    from nereid.models.publish import remove as removal
+
+    server_info = find_server(context, changeable_repository(repository))
+    if server_info is None:
+        raise no_server(repository)
+    removal.reload(repository, model, server_info)
+    print(f"{model}: reloaded")
+
+
+def versions(
+    context: typer.Context, model: Model, as_json: AsJson = False, repository: Repository = REPOSITORY
+) -> None:
+    """List a model's versions: state, share of the traffic, size, and time and source of the publication."""
+    from nereid.models.publish.network import versions as listed
+
+    name, states = listed(repository, model, find_server(context, repository))
+    if as_json:
+        print(json.dumps({"model": name, "versions": [asdict(state) for state in states]}))
+    else:
+        _print(states)
+
+
+def _print(versions: "Sequence[VersionState]") -> None:
+    from nereid.models.routes.location import percent
+
+    print_table(
+        *COLUMNS,
+        rows=[
+            (
+                str(version.version),
+                version.state,
+                "\n".join(f"{route} {percent(share)}" for route, share in version.shares.items()),
+                ", ".join(version.pinned),
+                format_bytes(version.size_bytes),
+                version.sha256[:12],
+                version.published,
+                version.source,
+                "\n".join(version.changes),
+            )
+            for version in versions
+        ],
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nereid.backends.routing import deadline
+from nereid.backends.routing.interfaces import check_deadline
 from nereid.backends.triton.metric_reporter import ImageSignalReporter, MetricReporter
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.onnx_model import LocalNetwork, ServedNetwork
@@ -267,4 +267,4 @@ def _page_tensors(file: "ReadFile") -> dict[str, np.ndarray]:
 def _read(request: Any) -> _Read:
     inputs, parameters = read_request(request)
     images = only_one(inputs)
-    return images if isinstance(images, ServingError) else images[0], partial(deadline.check, parameters)
+    return images if isinstance(images, ServingError) else images[0], partial(check_deadline, parameters)

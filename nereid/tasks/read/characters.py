@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from nereid.base.errors import InvalidConfig
-from nereid.base.protobuf_messages import message_class
 from nereid.base.units import split_lines
 
 
@@ -55,6 +54,8 @@ class Characters:
             InvalidConfig: the file has none.
         """
         from google.protobuf.message import DecodeError
+
+        from nereid.vision.inference.shared_weights import message_class
 
         try:
             model = message_class(SCHEMA).FromString(path.read_bytes())

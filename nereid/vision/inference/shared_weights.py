@@ -12,7 +12,7 @@ cache lines and crash if these are not aligned. The written weights are therefor
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,6 @@ import onnxruntime
 from nereid.base import files
 from nereid.base.errors import InvalidConfig
 from nereid.base.processes import return_memory
-from nereid.base.protobuf_messages import message_class
 from nereid.vision.inference import version_state
 from nereid.vision.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
 
@@ -163,3 +162,29 @@ def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
             entry.value = PLACE.sub(
                 lambda match: f"{copied(int(match[1]), int(match[2]))};{match[2]}", entry.value
             )
+
+
+# Message -> field -> its number, and its message, or "" for text; `*` marks a repeated field.
+Schema = Mapping[str, Mapping[str, tuple[int, str]]]
+
+
+def message_class(schema: Schema) -> Any:
+    """Return the class of the first message of a schema."""
+    # Imported here because protobuf slows the start of each command.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="messages.proto", package="messages")
+    for name, fields in schema.items():
+        message = file.message_type.add(name=name)
+        for field, (number, target) in fields.items():
+            message.field.add(
+                name=field,
+                number=number,
+                label=kinds.LABEL_REPEATED if target.endswith("*") else kinds.LABEL_OPTIONAL,
+                type=kinds.TYPE_MESSAGE if target else kinds.TYPE_STRING,
+                type_name=f".messages.{target.rstrip('*')}" if target else None,
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"messages.{next(iter(schema))}"))
